@@ -1,0 +1,20 @@
+// Which instruction set runs: chosen once, when the library is loaded.
+#pragma once
+
+namespace zeropoint {
+
+// In rising order: a level includes the ones below it on the same architecture.
+enum class Isa : int { portable = 0, avx2 = 1, avx_vnni = 2, avx512_vnni = 3, neon_dot = 4, neon_i8mm = 5 };
+
+// The best level of this processor that this build holds, lowered by the environment
+// variable ZEROPOINT_ISA (portable, avx2, avx_vnni, avx512_vnni) when it is set.
+Isa active_isa();
+
+// Lowers or restores the active level: for tests, and for a self-check that failed.
+// Returns false, and changes nothing, if the processor does not have it.
+bool set_active_isa(Isa isa);
+
+bool processor_has(Isa isa);
+const char* isa_name(Isa isa);
+
+}  // namespace zeropoint

@@ -1,0 +1,35 @@
+// How a kernel splits its work, without knowing whose threads run it.
+//
+// The kernels take a `const Parallel&`. Inside torch it runs on torch's own pool
+// (csrc/torch/common.h); in a plain test program `Parallel::serial()` runs in place.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+namespace zeropoint {
+
+struct Parallel {
+  using Body = void (*)(int64_t begin, int64_t end, void* context);
+
+  int threads = 1;
+  // Calls `body` on disjoint ranges that cover [begin, end), each at least `grain` long but the last.
+  void (*run)(int64_t begin, int64_t end, int64_t grain, Body body, void* context) = nullptr;
+
+  static Parallel serial() {
+    return {1, [](int64_t begin, int64_t end, int64_t, Body body, void* context) { body(begin, end, context); }};
+  }
+
+  template <class F>
+  void for_range(int64_t begin, int64_t end, int64_t grain, F&& f) const {
+    if (begin >= end) return;
+    if (threads <= 1 || end - begin <= grain) {
+      f(begin, end);
+      return;
+    }
+    using Fn = std::remove_reference_t<F>;
+    run(begin, end, grain, [](int64_t b, int64_t e, void* context) { (*static_cast<Fn*>(context))(b, e); },
+        const_cast<void*>(static_cast<const void*>(&f)));
+  }
+};
+
+}  // namespace zeropoint

@@ -1,0 +1,73 @@
+"""zeropoint: eager int8 quantization for PyTorch.
+
+A quantized tensor, integer kernels that are exact over the full 8-bit range, and the whole ``torch.ao``
+quantization workflow on top: change ``torch.ao`` to ``zeropoint.ao`` in an import and go on.
+
+    >>> import torch, zeropoint as zp
+    >>> zp.quantize_per_tensor(torch.ones(2), scale=0.1, zero_point=0, dtype=zp.qint8).int_repr()
+    tensor([10, 10], dtype=torch.int8)
+"""
+
+from zeropoint.dtypes import (
+    QDtype,
+    QScheme,
+    per_channel_affine,
+    per_channel_affine_float_qparams,
+    per_channel_symmetric,
+    per_tensor_affine,
+    per_tensor_symmetric,
+    qint8,
+    qint32,
+    quint8,
+)
+from zeropoint.tensor import QTensor
+from zeropoint import ops  # isort: skip  (defines the operators that the backend serves)
+from zeropoint import backends  # isort: skip
+from zeropoint.ops.quantize import (
+    dequantize,
+    int_repr,
+    is_quantized,
+    q_per_channel_axis,
+    q_per_channel_scales,
+    q_per_channel_zero_points,
+    q_scale,
+    q_zero_point,
+    qscheme,
+    quantize_per_channel,
+    quantize_per_tensor,
+    quantize_per_tensor_dynamic,
+    requantize,
+)
+
+backends.load()
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "QDtype",
+    "QScheme",
+    "QTensor",
+    "backends",
+    "dequantize",
+    "int_repr",
+    "is_quantized",
+    "ops",
+    "per_channel_affine",
+    "per_channel_affine_float_qparams",
+    "per_channel_symmetric",
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "q_per_channel_axis",
+    "q_per_channel_scales",
+    "q_per_channel_zero_points",
+    "q_scale",
+    "q_zero_point",
+    "qint8",
+    "qint32",
+    "qscheme",
+    "quantize_per_channel",
+    "quantize_per_tensor",
+    "quantize_per_tensor_dynamic",
+    "quint8",
+    "requantize",
+]

@@ -1,0 +1,5 @@
+"""The operators, one file a family: schema, reference, output shape, and the function over quantized tensors."""
+
+from zeropoint.ops import quantize
+
+__all__ = ["quantize"]

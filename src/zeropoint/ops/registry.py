@@ -1,0 +1,41 @@
+"""How an operator is declared: a schema over plain tensors, a reference in plain torch, and its output's shape.
+
+The reference runs on every device and is the definition; a native kernel registered for the CPU
+(``zeropoint.backends.cpu``) or CUDA takes its place there and must give the same integers.
+
+May import: torch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["operator"]
+
+_LIBRARY = torch.library.Library("zeropoint", "DEF")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def operator(schema: str, *, meta: Callable[..., Any]) -> Callable[[_F], _F]:
+    """Registers ``torch.ops.zeropoint.<name>`` with the decorated function as its reference.
+
+    Args:
+        schema: ``"name(Tensor x, float scale) -> Tensor"``.
+        meta: makes empty outputs of the right shape, dtype and strides from the same arguments; torch.compile and
+            torch.export run it in place of the kernel.
+
+    Returns:
+        The reference, unchanged: tests call it to compare backends.
+    """
+    name = schema.partition("(")[0]
+
+    def register(reference: _F) -> _F:
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"zeropoint::{name}", meta, lib=_LIBRARY)
+        return reference
+
+    return register
