@@ -10,7 +10,9 @@ from zeropoint.ao.quantization import DeQuantStub, QuantStub, convert, get_defau
 def main() -> None:
     assert zp.backends.is_native(), zp.backends.describe()
     torch.manual_seed(0)
-    model = nn.Sequential(QuantStub(), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10), DeQuantStub())
+    model = nn.Sequential(
+        QuantStub(), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10), DeQuantStub()
+    )
     model.eval().qconfig = get_default_qconfig()
     x = torch.randn(4, 3, 8, 8)
     prepared = prepare(model)

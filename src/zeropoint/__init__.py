@@ -21,6 +21,7 @@ from zeropoint.dtypes import (
     quint8,
 )
 from zeropoint.tensor import QTensor
+
 from zeropoint import ops  # isort: skip  (defines the operators that the backend serves)
 from zeropoint import backends  # isort: skip
 from zeropoint.ops.quantize import (

@@ -40,6 +40,8 @@ __all__ = [
 DEFAULT_EPS = torch.finfo(torch.float32).eps
 """The floor of every observed scale, 2**-23."""
 
+_FAR = 2.0**62  # beyond every code, exact in every float dtype, and safe to add a zero point to in int64
+_EXACT_IN_FLOAT32 = 2**23  # grids up to this width have float32 ends without rounding
 _SMALL_SCALE = 6.1e-5  # below it a dynamic grid is stretched: see choose_qparams
 _SMALLEST_SCALE = 1.0 / torch.finfo(torch.float32).max  # 1 / scale stays finite in float32
 
@@ -101,10 +103,7 @@ def clamp_codes(codes: Tensor, zero_point: Tensor | int, quant_min: int, quant_m
         int64 codes in ``[quant_min, quant_max]``.
     """
     zero = torch.as_tensor(zero_point, dtype=torch.int64, device=codes.device)
-    low = (quant_min - zero).to(codes.dtype)
-    high = (quant_max - zero).to(codes.dtype)
-    steps = torch.where(torch.isnan(codes), torch.zeros_like(codes), codes)
-    steps = torch.minimum(torch.maximum(steps, low), high)
+    steps = torch.nan_to_num(codes, nan=0.0).clamp(-_FAR, _FAR)
     return (steps.to(torch.int64) + zero).clamp_(quant_min, quant_max)
 
 
@@ -132,7 +131,9 @@ def dequantize(codes: Tensor, scale: Tensor | float, zero_point: Tensor | int, d
     if isinstance(zero_point, Tensor) and zero_point.is_floating_point():
         steps = codes.to(compute) - zero_point.to(compute)
     else:
-        steps = (codes.to(torch.int64) - torch.as_tensor(zero_point, dtype=torch.int64, device=codes.device)).to(compute)
+        steps = (codes.to(torch.int64) - torch.as_tensor(zero_point, dtype=torch.int64, device=codes.device)).to(
+            compute
+        )
     return (steps * torch.as_tensor(scale, dtype=compute, device=codes.device)).to(dtype)
 
 
@@ -156,10 +157,14 @@ def fake_quantize(
     zero = torch.as_tensor(zero_point, dtype=torch.int64, device=x.device)
     low, high = (quant_min - zero).to(place.dtype), (quant_max - zero).to(place.dtype)
     mask = (place >= low) & (place <= high)
-    clamped = torch.minimum(torch.maximum(place, low), high)
     step = torch.as_tensor(scale, dtype=place.dtype, device=x.device)
-    # + 0.0 turns -0.0 into the +0.0 that an integer code would give
-    return ((clamped + 0.0) * step).to(x.dtype), mask
+    if quant_max - quant_min > _EXACT_IN_FLOAT32:
+        steps = (clamp_codes(place, zero, quant_min, quant_max) - zero).to(place.dtype)
+        steps = torch.where(torch.isnan(place), place, steps)
+    else:
+        # + 0.0 turns -0.0 into the +0.0 that an integer code would give
+        steps = torch.minimum(torch.maximum(place, low), high) + 0.0
+    return (steps * step).to(x.dtype), mask
 
 
 # --- from one grid to another -------------------------------------------------------------------------------------
@@ -199,7 +204,7 @@ def requantize(
 
 
 def round_mean(total: Tensor, count: Tensor | int) -> Tensor:
-    """``rint(total / count)`` of exact integers in float64, ties to even: averages of codes counted from the zero point."""
+    """``rint(total / count)`` of exact integers in float64: averages of codes counted from the zero point."""
     return torch.round(total.to(torch.float64) / count).to(torch.int64)
 
 
@@ -230,7 +235,7 @@ def symmetric_qparams(
     zero_point: int,
     eps: Tensor | float = DEFAULT_EPS,
 ) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of the grid that covers ``[-m, m]``, ``m = max(-min_val, max_val)``, around ``zero_point``."""
+    """Scale and zero point of the grid around ``zero_point`` that covers ``±max(-min_val, max_val)``."""
     low = torch.clamp(min_val.to(torch.float32), max=0.0)
     high = torch.clamp(max_val.to(torch.float32), min=0.0)
     scale = torch.maximum(-low, high) / ((quant_max - quant_min) / 2)
@@ -244,7 +249,9 @@ def float_qparams(
     """Scale and *floating* zero point: the range is not widened to hold 0, and the zero point is not rounded."""
     low, high = min_val.to(torch.float32), max_val.to(torch.float32)
     scale = _span(low, high, quant_max - quant_min)
-    scale = torch.where(scale > torch.as_tensor(eps, dtype=torch.float32, device=scale.device), scale, torch.ones_like(scale))
+    scale = torch.where(
+        scale > torch.as_tensor(eps, dtype=torch.float32, device=scale.device), scale, torch.ones_like(scale)
+    )
     return scale, -low / scale
 
 
@@ -283,7 +290,9 @@ def choose_qparams(
     stretch = _SMALL_SCALE / scale
     one_sided = _SMALL_SCALE * (quant_max - quant_min)
     stretched_low = torch.where(low == 0, low, torch.where(high == 0, torch.full_like(low, -one_sided), low * stretch))
-    stretched_high = torch.where(low == 0, torch.full_like(high, one_sided), torch.where(high == 0, high, high * stretch))
+    stretched_high = torch.where(
+        low == 0, torch.full_like(high, one_sided), torch.where(high == 0, high, high * stretch)
+    )
     low = torch.where(small, stretched_low, low)
     high = torch.where(small, stretched_high, high)
     scale = torch.where(small, torch.full_like(scale, _SMALL_SCALE), scale)

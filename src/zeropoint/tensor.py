@@ -43,6 +43,14 @@ def implements(*functions: Any) -> Callable[[_H], _H]:
     return register
 
 
+def _is_being_faked() -> bool:
+    """Whether torch.compile is making its stand-in for an input: that must see the plain storage.
+
+    Code that is itself compiled sees the quantized tensor, as eager code does.
+    """
+    return not torch.compiler.is_dynamo_compiling() and torch._guards.TracingContext.try_get() is not None
+
+
 class QTensor(Tensor):
     """A tensor of integer codes on an affine grid: ``real = (code - zero_point) * scale``.
 
@@ -105,12 +113,12 @@ class QTensor(Tensor):
     @property
     def dtype(self) -> QDtype:  # type: ignore[override]
         """The quantized dtype; :meth:`int_repr` has the plain one."""
-        return self.qdtype
+        return self._codes.dtype if _is_being_faked() else self.qdtype  # type: ignore[return-value]
 
     @property
     def is_quantized(self) -> bool:  # type: ignore[override]
         """Always True."""
-        return True
+        return not _is_being_faked()
 
     def codes(self) -> Tensor:
         """The plain integer tensor that this one wraps: the same storage, so writes show in both."""
@@ -163,7 +171,7 @@ class QTensor(Tensor):
 
     # --- printing, copying, saving ---
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         grid_text = f"scale={self.scale}, zero_point={self.zero_point}"
         if self.axis is not None:
             grid_text += f", axis={self.axis}"
@@ -184,7 +192,11 @@ class QTensor(Tensor):
         return cast(QTensor, memo[id(self)])
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild_qtensor, (self._codes, self.scale, self.zero_point, self.axis)
+        # A channel grid is written as lists: in the legacy format tensors have no values yet when this is checked.
+        scale, zero_point = self.scale, self.zero_point
+        if self.axis is not None:
+            scale, zero_point = scale.tolist(), zero_point.tolist()
+        return _rebuild_qtensor, (self._codes, scale, zero_point, self.axis)
 
     # --- helpers ---
 
@@ -214,7 +226,7 @@ class _TracedQTensor(QTensor):
     """A QTensor over a tensor that is not plain: a fake or functional one, met while torch.export traces a model."""
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         raise TypeError(_undefined(str(func)))
@@ -227,7 +239,7 @@ def make_qtensor(
     if type(codes) is Tensor:
         tensor = Tensor._make_subclass(QTensor, codes)
     else:
-        tensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        tensor = Tensor._make_wrapper_subclass(
             _TracedQTensor, codes.shape, strides=codes.stride(), dtype=codes.dtype, device=codes.device
         )
     tensor.qdtype = qdtype
@@ -298,7 +310,14 @@ def same_grid(a: QTensor, b: QTensor) -> bool:
 
 def _rebuild_qtensor(codes: Tensor, scale: Any, zero_point: Any, axis: int | None) -> QTensor:
     """What a pickle calls. The parts come from a file, so they are checked."""
+    if axis is not None:
+        floating = any(isinstance(zero, float) for zero in zero_point)
+        scale = torch.tensor(scale, dtype=torch.float64, device=codes.device)
+        zero_point = torch.tensor(zero_point, dtype=torch.float64 if floating else torch.int64, device=codes.device)
     return QTensor.from_codes(codes, scale, zero_point, axis=axis)
+
+
+torch.serialization.add_safe_globals([_rebuild_qtensor])
 
 
 # --- errors -------------------------------------------------------------------------------------------------------
@@ -362,11 +381,17 @@ _METADATA_METHODS = (
     *("__len__", "is_inference", "_is_view", "_is_zerotensor", "is_neg", "is_conj", "dim_order", "is_set_to"),
     *("is_same_size", "requires_grad_", "_has_symbolic_sizes_strides", "has_names", "is_signed", "is_coalesced"),
 )
+
+
+def _getter(name: str) -> Any:
+    """What ``__torch_function__`` is called with when a tensor's attribute is read."""
+    return getattr(Tensor, name).__get__
+
+
 for _name in _METADATA_ATTRIBUTES:
-    _attribute = getattr(Tensor, _name, None)
-    if hasattr(_attribute, "__get__"):
-        HANDLERS[_attribute.__get__] = _plain
-HANDLERS[Tensor.requires_grad.__set__] = _plain
+    if hasattr(getattr(Tensor, _name, None), "__get__"):
+        HANDLERS[_getter(_name)] = _plain
+HANDLERS[vars(torch._C.TensorBase)["requires_grad"].__set__] = _plain
 for _name in _METADATA_METHODS:
     if callable(getattr(Tensor, _name, None)):
         HANDLERS[getattr(Tensor, _name)] = _plain
@@ -379,9 +404,9 @@ def _is_false(func: Any, x: QTensor) -> bool:
     return False
 
 
-@implements(Tensor.dtype.__get__)
+@implements(_getter("dtype"))
 def _dtype(func: Any, x: QTensor) -> QDtype:
-    return x.qdtype
+    return x.dtype
 
 
 # --- shape operations ---------------------------------------------------------------------------------------------
@@ -400,7 +425,7 @@ _SHAPE_FUNCTIONS: tuple[Any, ...] = (
     *(Tensor.select, Tensor.__getitem__, Tensor.index_select, Tensor.split, Tensor.split_with_sizes, Tensor.chunk),
     *(Tensor.tensor_split, Tensor.unbind, Tensor.repeat, Tensor.repeat_interleave, Tensor.tile, Tensor.flip),
     *(Tensor.roll, Tensor.take_along_dim, Tensor.gather, Tensor.unfold, Tensor.diagonal, Tensor.masked_select),
-    *(Tensor.T.__get__, Tensor.mT.__get__, Tensor.adjoint, Tensor.rot90, Tensor.hsplit, Tensor.vsplit, Tensor.dsplit),
+    *(_getter("T"), _getter("mT"), Tensor.adjoint, Tensor.rot90, Tensor.hsplit, Tensor.vsplit, Tensor.dsplit),
     *(torch.reshape, torch.flatten, torch.unflatten, torch.ravel, torch.permute, torch.transpose, torch.t),
     *(torch.movedim, torch.moveaxis, torch.swapaxes, torch.swapdims, torch.squeeze, torch.unsqueeze, torch.narrow),
     *(torch.select, torch.index_select, torch.split, torch.split_with_sizes, torch.chunk, torch.tensor_split),
@@ -431,29 +456,38 @@ def _shape_op(func: Any, x: QTensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _follow_channels(func: Any, x: QTensor, codes: Tensor, numbers: Tensor) -> QTensor:
-    candidates = [d for d in range(codes.dim()) if codes.shape[d] > 1] or [0] if codes.dim() else []
-    for axis in candidates:
-        first = numbers.movedim(axis, -1).reshape(-1, codes.shape[axis])[:1].reshape(-1)
+    """The grid of moved codes, from the channel number that each of them had before."""
+    if numbers.numel() == 0 or bool((numbers == numbers.reshape(-1)[0]).all()):
+        return _one_channel(x, codes, numbers)
+    for axis in range(codes.dim()):
+        lane = numbers.movedim(axis, -1).reshape(-1, codes.shape[axis])[0]
         shape = [1] * codes.dim()
         shape[axis] = -1
-        if first.numel() == codes.shape[axis] and bool((numbers == first.view(shape)).all()):
-            return make_qtensor(codes, x.qdtype, x.scale[first], x.zero_point[first], axis)
-    if codes.dim() == 0 and not x.zero_point.is_floating_point():
-        channel = int(numbers)
-        return make_qtensor(codes, x.qdtype, float(x.scale[channel]), int(x.zero_point[channel]))
+        if len(set(lane.tolist())) == lane.numel() and bool((numbers == lane.view(shape)).all()):
+            return make_qtensor(codes, x.qdtype, x.scale[lane], x.zero_point[lane], axis)
     raise TypeError(
         f"{_name_of(func)} would mix the channels of axis {x.axis} of a per-channel quantized tensor: "
         "call dequantize() first"
     )
 
 
+def _one_channel(x: QTensor, codes: Tensor, numbers: Tensor) -> QTensor:
+    """All codes come from one channel, or there are none; a dimension of that size holds the per-channel grid."""
+    lone = numbers.reshape(-1)[:1]
+    for axis in range(codes.dim()):
+        if codes.shape[axis] == lone.numel():
+            return make_qtensor(codes, x.qdtype, x.scale[lone], x.zero_point[lone], axis)
+    if lone.numel() == 0 or x.zero_point.is_floating_point():
+        raise TypeError(
+            "a floating zero point needs a channel dimension: select it with a slice, or dequantize() first"
+        )
+    return make_qtensor(codes, x.qdtype, float(x.scale[lone]), int(x.zero_point[lone]))
+
+
 # --- copies, devices ----------------------------------------------------------------------------------------------
 
 
 @implements(
-    *(Tensor.contiguous, Tensor.clone, Tensor.detach, Tensor.cpu, Tensor.cuda, Tensor.pin_memory, Tensor.alias),
-    *(torch.clone, torch.detach, torch.alias_copy, Tensor.share_memory_),
-) if hasattr(Tensor, "alias") else implements(
     *(Tensor.contiguous, Tensor.clone, Tensor.detach, Tensor.cpu, Tensor.cuda, Tensor.pin_memory),
     *(torch.clone, torch.detach, Tensor.share_memory_),
 )
@@ -544,6 +578,6 @@ def _channel_accessor(func: Any, x: QTensor) -> Any:
     return getattr(x, func.__name__)()
 
 
-@implements(Tensor.is_quantized.__get__)
+@implements(_getter("is_quantized"))
 def _is_quantized(func: Any, x: QTensor) -> bool:
     return True

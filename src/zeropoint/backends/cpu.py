@@ -8,8 +8,8 @@ May import: torch only. ``zeropoint.ops`` must be imported first: it defines the
 
 from __future__ import annotations
 
+import logging
 import os
-import warnings
 from pathlib import Path
 
 import torch
@@ -18,6 +18,8 @@ __all__ = ["ISA_NAMES", "active_isa", "available_isas", "describe", "is_native",
 
 ISA_NAMES = ("portable", "avx2", "avx_vnni", "avx512_vnni", "neon_dot", "neon_i8mm")
 """Instruction sets of the native library, by number."""
+
+_LOG = logging.getLogger("zeropoint")
 
 _loaded: Path | None = None
 _why_not = "not loaded yet"
@@ -37,15 +39,14 @@ def _find() -> Path | None:
 
 
 def load() -> bool:
-    """Loads the native library once. Without it the reference backend serves, and a warning says so once."""
+    """Loads the native library once. Without it the reference backend serves, and one line in the log says so."""
     global _loaded, _why_not
     if _loaded is not None:
         return True
+    library = None if os.environ.get("ZEROPOINT_NATIVE") == "0" else _find()
     if os.environ.get("ZEROPOINT_NATIVE") == "0":
         _why_not = "ZEROPOINT_NATIVE=0"
-        return False
-    library = _find()
-    if library is None:
+    elif library is None:
         _why_not = "the package was built without a C++ compiler"
     else:
         try:
@@ -55,12 +56,7 @@ def load() -> bool:
         else:
             _loaded = library
             return True
-    warnings.warn(
-        f"zeropoint runs on its slow reference backend: {_why_not}. Reinstall with a C++ compiler, or set "
-        "ZEROPOINT_NATIVE=0 to accept this.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    _LOG.warning("running on the reference backend, which is exact but slow: %s", _why_not)
     return False
 
 
