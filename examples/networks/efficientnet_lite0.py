@@ -13,9 +13,9 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
-import zeropoint.ao
 from torch import Tensor, nn
 
+import zeropoint.ao
 from networks.data import package_file
 
 __all__ = ["EfficientNetLite0", "load"]
@@ -93,10 +93,11 @@ class EfficientNetLite0(nn.Module):
         x = self.head(self.blocks(self.stem(self.quant(x))))
         return self.dequant(self.fc(self.flatten(self.pool(x))))
 
-    def fuse_lists(self) -> list[list[str]]:
-        """What ``fuse_modules`` is to make one: convolution, batch norm and ReLU6 of every unit."""
+    def fuse_lists(self, relu6: bool = True) -> list[list[str]]:
+        """What ``fuse_modules`` is to make one: convolution, batch norm and, if wanted, ReLU6 of every unit."""
+        parts = ("conv", "bn", "relu") if relu6 else ("conv", "bn")
         return [
-            [f"{name}.{child}" for child in ("conv", "bn", "relu") if hasattr(unit, child)]
+            [f"{name}.{part}" for part in parts if hasattr(unit, part)]
             for name, unit in self.named_modules()
             if isinstance(unit, ConvBN)
         ]

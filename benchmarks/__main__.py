@@ -1,0 +1,43 @@
+"""``python -m benchmarks [--suite NAME ...] [--quick]``: runs the suites, all by default."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from importlib import import_module
+from pathlib import Path
+
+SUITES = {
+    "quantized_packing": "packed weights: direct, cached, rebuilt; fused and separate rectification",
+    "linear": "linear layers of real networks, static and dynamic",
+    "conv": "convolutions of real networks",
+    "networks": "whole networks",
+    "elementwise": "quantize, dequantize, add, norms, activations",
+    "fake_quantize": "fake quantize and observers, forward and backward",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures zeropoint against its peers.")
+    parser.add_argument(
+        "--suite",
+        action="append",
+        choices=SUITES,
+        metavar="NAME",
+        help="; ".join(f"{name}: {what}" for name, what in SUITES.items()),
+    )
+    parser.add_argument("--quick", action="store_true", help="few cases, to see that a suite runs; writes nothing")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", message=".*torch.ao.quantization is deprecated.*")
+    warnings.filterwarnings("ignore", message=".*deprecated and will be removed.*")
+    sys.path.append(str(Path(__file__).parent.parent / "examples"))
+    for name in arguments.suite or SUITES:
+        suite = import_module(f"benchmarks.bench_{name}").run(quick=arguments.quick)
+        if not arguments.quick:
+            suite.finish()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

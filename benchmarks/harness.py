@@ -1,0 +1,223 @@
+"""How we measure: peers in turn, in one run, on one machine; the best and the median of every one.
+
+A number from another run is worth little: clocks, neighbours and caches differ. So all peers of a case are warmed up,
+then each gets a short batch of calls, then each again, A B C A B C …, and what is reported is the ratio within the run.
+
+A suite leaves ``results/<suite>.json``, with machine, date and versions, and a picture beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zeropoint import backends
+
+__all__ = ["RESULTS", "Suite", "Timing", "in_turn", "machine", "table", "threads"]
+
+RESULTS = Path(__file__).parent / "results"
+OURS = "zeropoint"
+PACKAGES = ("torch", "zeropoint", "numpy", "onnxruntime", "onnx", "openvino")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call of one peer, one number a batch."""
+
+    batches: tuple[float, ...]
+
+    @property
+    def best(self) -> float:
+        """The fastest batch: what the code can do when nothing disturbs it."""
+        return min(self.batches)
+
+    @property
+    def median(self) -> float:
+        """The middle batch: what a user sees."""
+        return statistics.median(self.batches)
+
+
+def in_turn(
+    peers: Mapping[str, Callable[[], object]], batches: int = 7, calls: int | None = None, batch_seconds: float = 0.04
+) -> dict[str, Timing]:
+    """Times the peers in turn.
+
+    Args:
+        peers: what to call, by name.
+        batches: batches a peer.
+        calls: calls a batch; ``None`` chooses as many as fill ``batch_seconds``, for each peer by itself.
+        batch_seconds: the length of a batch, in seconds.
+    """
+    counts = {}
+    with torch.inference_mode():
+        for name, call in peers.items():
+            call()
+            start = time.perf_counter()
+            call()
+            once = time.perf_counter() - start
+            counts[name] = calls or max(1, int(batch_seconds / max(once, 1e-7)))
+        samples: dict[str, list[float]] = {name: [] for name in peers}
+        for _ in range(batches):
+            for name, call in peers.items():
+                start = time.perf_counter()
+                for _ in range(counts[name]):
+                    call()
+                samples[name].append((time.perf_counter() - start) / counts[name])
+    return {name: Timing(tuple(s)) for name, s in samples.items()}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """torch's thread pool at ``count`` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def machine() -> dict[str, Any]:
+    """What a measurement was made on, and with."""
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            module = sys.modules.get(package)
+            versions[package] = getattr(module, "__version__", "not installed")
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "torch_capability": torch.backends.cpu.get_cpu_capability(),
+        "zeropoint": backends.describe(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "versions": versions,
+    }
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them."""
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def table(rows: list[list[str]]) -> str:
+    """A plain text table; the first row is the head, and columns but the first stand to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+class Suite:
+    """The cases of one benchmark. ``add`` measures and prints one, ``finish`` writes the files."""
+
+    def __init__(self, name: str, title: str, file: str | None = None) -> None:
+        self.name, self.title, self.file = name, title, file or name
+        self.rows: list[dict[str, Any]] = []
+        self.absent: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
+        about = machine()
+        print(f"\n== {title}\n   {about['cpu']}, {about['cores']} cores, {about['zeropoint']}")
+
+    def missing(self, peer: str, why: object) -> None:
+        """Names a peer that cannot be measured here, once."""
+        if peer not in self.absent:
+            self.absent[peer] = str(why).strip().split("\n")[0]
+            print(f"   {peer} is not measured: {self.absent[peer]}")
+
+    def add(
+        self, case: str, peers: Mapping[str, Callable[[], object]], facts: Mapping[str, Any] | None = None, **how: Any
+    ) -> dict[str, Timing]:
+        """Measures the peers of a case in turn; ``facts`` (accuracy, size) are kept beside the times."""
+        timings = in_turn(peers, **how)
+        ours = timings.get(OURS)
+        rows = [[case, "best", "median", "times zeropoint's best"]]
+        for name, timing in timings.items():
+            ratio = f"{timing.best / ours.best:.2f}" if ours else ""
+            rows.append([f"  {name}", duration(timing.best), duration(timing.median), ratio])
+        print("\n" + table(rows), flush=True)
+        peers_out = {
+            name: {
+                "best_us": round(t.best * 1e6, 3),
+                "median_us": round(t.median * 1e6, 3),
+                **({"ratio_of_best": round(t.best / ours.best, 3)} if ours else {}),
+            }
+            for name, t in timings.items()
+        }
+        self.rows.append({"case": case, **(facts or {}), "peers": peers_out})
+        return timings
+
+    def finish(self) -> None:
+        """Writes ``results/<file>.json`` and, with matplotlib, ``results/<file>.png``."""
+        RESULTS.mkdir(exist_ok=True)
+        report = {
+            "suite": self.name,
+            "title": self.title,
+            "machine": machine(),
+            **({"notes": self.notes} if self.notes else {}),
+            "missing": self.absent,
+            "rows": self.rows,
+        }
+        path = RESULTS / f"{self.file}.json"
+        path.write_text(json.dumps(report, indent=2) + "\n")
+        print(f"\n   written: {path}")
+        try:
+            picture(report, path.with_suffix(".png"))
+        except ModuleNotFoundError as error:
+            print(f"   no picture: {error}")
+
+
+def picture(report: Mapping[str, Any], path: Path) -> None:
+    """One group of bars a case: how many times zeropoint's best time each peer takes, on a logarithmic axis."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = [row for row in report["rows"] if OURS in row["peers"]]
+    if not rows:
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row["peers"] if name != OURS))
+    height = 0.8 / max(1, len(names))
+    figure, axes = plt.subplots(figsize=(9, 1.2 + len(rows) * (0.15 + 0.17 * len(names))), layout="constrained")
+    for i, name in enumerate(names):
+        at = [r + i * height for r, row in enumerate(rows) if name in row["peers"]]
+        ratios = [row["peers"][name]["ratio_of_best"] for row in rows if name in row["peers"]]
+        bars = axes.barh(at, [max(r, 0.05) for r in ratios], height * 0.9, label=name)
+        axes.bar_label(bars, [f"{r:.2f}" for r in ratios], padding=2, fontsize=7)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_yticks([r + 0.4 - height / 2 for r in range(len(rows))], [row["case"] for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("time / zeropoint's time (right of the line: zeropoint is faster)")
+    about = report["machine"]
+    axes.set_title(f"{report['title']}\n{about['cpu']}, {about['cores']} cores, {about['date']}", fontsize=10)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
