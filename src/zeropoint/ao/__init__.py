@@ -1,0 +1,1 @@
+"""Model optimization: quantization workflow, quantized modules, numeric comparison."""

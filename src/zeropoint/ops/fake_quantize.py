@@ -1,0 +1,226 @@
+"""Fake quantize: the rounding of a grid without leaving float, with straight-through gradients.
+
+Forward and gradients (the rounded code ``r`` is the one *before* saturation)::
+
+    r = rint(x * (1 / scale)) + zero_point          y = (clamp(r, quant_min, quant_max) - zero_point) * scale
+    dx = dy  where quant_min <= r <= quant_max, else 0
+
+Scale and zero point are tensors throughout, so nothing waits for the device.
+
+May import: ``grid``, ``ops.quantize``, ``ops.registry``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zeropoint import grid
+from zeropoint.ops.quantize import _check_float
+from zeropoint.ops.registry import _LIBRARY, operator
+
+__all__ = ["fake_quantize_per_channel", "fake_quantize_per_tensor", "moving_average_qparams"]
+
+
+# --- operators over plain tensors ---------------------------------------------------------------------------------
+
+
+def _value_and_mask(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+@operator(
+    "fake_quantize_per_tensor(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max)"
+    " -> (Tensor, Tensor)",
+    meta=_value_and_mask,
+)
+def fake_quantize_per_tensor_reference(
+    x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int
+) -> tuple[Tensor, Tensor]:
+    """Values on one grid (NaN stays NaN), and whether each code was inside before saturation."""
+    if scale.numel() != 1 or zero_point.numel() != 1:
+        raise RuntimeError(
+            "fake_quantize_per_tensor takes one scale and one zero point, got shapes "
+            f"{tuple(scale.shape)} and {tuple(zero_point.shape)}"
+        )
+    return grid.fake_quantize(x, scale.reshape(()), zero_point.reshape(()).to(x.device), quant_min, quant_max)
+
+
+@operator(
+    "fake_quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, int quant_max)"
+    " -> (Tensor, Tensor)",
+    meta=_value_and_mask,
+)
+def fake_quantize_per_channel_reference(
+    x: Tensor, scales: Tensor, zero_points: Tensor, axis: int, quant_min: int, quant_max: int
+) -> tuple[Tensor, Tensor]:
+    """Values on one grid a channel, and whether each code was inside before saturation."""
+    if not -x.dim() <= axis < x.dim():
+        raise RuntimeError(f"fake_quantize_per_channel: axis {axis} is not a dimension of shape {tuple(x.shape)}")
+    if not scales.numel() == zero_points.numel() == x.shape[axis]:
+        raise RuntimeError(
+            f"fake_quantize_per_channel: {x.shape[axis]} channels along axis {axis} need as many scales and zero "
+            f"points, got {scales.numel()} and {zero_points.numel()}"
+        )
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    return grid.fake_quantize(x, scales.reshape(shape), zero_points.reshape(shape).to(x.device), quant_min, quant_max)
+
+
+def _save_mask(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _through_mask(ctx: Any, grad: Tensor | None, _: Any, *, inputs: int) -> tuple[Tensor | None, ...]:
+    (mask,) = ctx.saved_tensors
+    return (None if grad is None else grad * mask, *[None] * (inputs - 1))
+
+
+torch.library.register_autograd(
+    "zeropoint::fake_quantize_per_tensor",
+    lambda ctx, grad, mask: _through_mask(ctx, grad, mask, inputs=5),
+    setup_context=_save_mask,
+    lib=_LIBRARY,
+)
+torch.library.register_autograd(
+    "zeropoint::fake_quantize_per_channel",
+    lambda ctx, grad, mask: _through_mask(ctx, grad, mask, inputs=6),
+    setup_context=_save_mask,
+    lib=_LIBRARY,
+)
+
+
+def moving_average_qparams(
+    min_val: Tensor, max_val: Tensor, quant_min: int, quant_max: int, *, symmetric: bool, zero_point: int, eps: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The grid of the fused moving-average fake quantizer: ``grid.choose_qparams``, and never a scale below ``eps``.
+
+    Args:
+        min_val, max_val: finite float32 ranges of one shape.
+        symmetric: real zero sits at ``zero_point`` even where a range touches one side of zero only.
+
+    Returns:
+        float32 scale and int32 zero point of that shape.
+    """
+    low, high = torch.clamp(min_val, max=0.0), torch.clamp(max_val, min=0.0)
+    if symmetric:
+        # A one-sided range is mirrored by half: that makes it span zero and never decides the step.
+        low, high = torch.where(low == 0, -high / 2, low), torch.where(high == 0, -low / 2, high)
+    scale, zero = grid.choose_qparams(low, high, quant_min, quant_max, symmetric=symmetric)
+    small = scale < eps
+    floored = (quant_min - torch.round(low / eps)).clamp(quant_min, quant_max).to(zero.dtype)
+    scale, zero = torch.where(small, eps.to(scale.dtype), scale), torch.where(small, floored, zero)
+    if symmetric:
+        zero = torch.full_like(zero, zero_point)
+    return scale.to(torch.float32), zero.to(torch.int32)
+
+
+# --- functions ----------------------------------------------------------------------------------------------------
+
+
+def _as_qparam(value: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype, device=x.device)
+
+
+def _check_range(quant_min: int, quant_max: int) -> None:
+    if quant_min > quant_max:
+        raise ValueError(f"quant_min must not exceed quant_max, got {quant_min} and {quant_max}")
+
+
+def _check_grid(scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, name: str) -> None:
+    """Checks what the host can see without waiting for a device."""
+    if not scale.is_floating_point():
+        raise TypeError(f"{name} takes a floating scale, got {scale.dtype}")
+    if torch.compiler.is_compiling() or scale.device.type != "cpu" or zero_point.device.type != "cpu":
+        return
+    if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+        raise ValueError(f"{name}: every scale must be finite and above 0, got {scale.tolist()}")
+    if zero_point.is_floating_point():
+        if not bool(torch.isfinite(zero_point).all()):
+            raise ValueError(f"{name}: every zero point must be finite, got {zero_point.tolist()}")
+    elif not bool(((zero_point >= quant_min) & (zero_point <= quant_max)).all()):
+        raise ValueError(f"{name}: every zero point must lie in [{quant_min}, {quant_max}], got {zero_point.tolist()}")
+
+
+def fake_quantize_per_tensor(
+    x: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int = -128, quant_max: int = 127
+) -> Tensor:
+    """The values that ``x`` has after it was quantized on one grid and dequantized.
+
+    Equal to ``dequantize(quantize(x))`` bit for bit, but NaN stays NaN. The gradient passes where the rounded code
+    was inside ``[quant_min, quant_max]`` before it was saturated; scale and zero point get none.
+
+    Args:
+        x: float16, bfloat16, float32 or float64 tensor of any shape and strides.
+        scale: above 0: a number or a one-element tensor of any float dtype.
+        zero_point: the code of real 0: a whole number or a one-element tensor; a floating tensor is added before
+            rounding.
+        quant_min, quant_max: the smallest and the largest code.
+
+    Returns:
+        A tensor of ``x``'s shape, dtype and memory format.
+
+    Raises:
+        TypeError: ``x`` or ``scale`` is not floating.
+        ValueError: an empty code range, a scale not above 0, or a zero point outside the codes; scale and zero point
+            on another device than the CPU are not looked at, which would wait for it.
+
+    Example:
+        >>> import torch, zeropoint as zp
+        >>> zp.ops.fake_quantize.fake_quantize_per_tensor(torch.tensor([0.24, 0.26, 99.0]), 0.5, 0)
+        tensor([ 0.0000,  0.5000, 63.5000])
+    """
+    name = "fake_quantize_per_tensor"
+    _check_float(x, name)
+    _check_range(quant_min, quant_max)
+    if not isinstance(zero_point, Tensor):
+        zero_point = grid.check_zero_point(zero_point, quant_min, quant_max)
+    scales, zeros = _as_qparam(scale, x, torch.float64), _as_qparam(zero_point, x, torch.int64)
+    if scales.numel() != 1 or zeros.numel() != 1:
+        raise ValueError(
+            f"{name} takes one scale and one zero point, got shapes {tuple(scales.shape)} and {tuple(zeros.shape)}: "
+            "use fake_quantize_per_channel"
+        )
+    _check_grid(scales, zeros, quant_min, quant_max, name)
+    y: Tensor = torch.ops.zeropoint.fake_quantize_per_tensor.default(x, scales, zeros, quant_min, quant_max)[0]
+    return y
+
+
+def fake_quantize_per_channel(
+    x: Tensor, scales: Tensor, zero_points: Tensor, axis: int = 0, quant_min: int = -128, quant_max: int = 127
+) -> Tensor:
+    """The values that ``x`` has after it was quantized with one grid a channel and dequantized.
+
+    Args:
+        x: float16, bfloat16, float32 or float64 tensor of any shape and strides.
+        scales: 1-D float tensor, one entry a channel, above 0.
+        zero_points: 1-D tensor of the same length; a floating one is added before rounding.
+        axis: the channel dimension; may count from the end.
+        quant_min, quant_max: the smallest and the largest code.
+
+    Returns:
+        A tensor of ``x``'s shape, dtype and memory format; gradients as in :func:`fake_quantize_per_tensor`.
+
+    Raises:
+        TypeError: ``x`` or ``scales`` is not floating.
+        ValueError: an axis that ``x`` does not have, lengths that differ, or as :func:`fake_quantize_per_tensor`.
+    """
+    name = "fake_quantize_per_channel"
+    _check_float(x, name)
+    _check_range(quant_min, quant_max)
+    if not -x.dim() <= axis < x.dim():
+        raise ValueError(f"{name}: axis {axis} is not a dimension of shape {tuple(x.shape)}")
+    scales, zeros = _as_qparam(scales, x, torch.float64), _as_qparam(zero_points, x, torch.int64)
+    if not (scales.dim() == zeros.dim() == 1 and scales.numel() == zeros.numel() == x.shape[axis]):
+        raise ValueError(
+            f"{name}: {x.shape[axis]} channels along axis {axis} need 1-D scales and zero points of that length, got "
+            f"shapes {tuple(scales.shape)} and {tuple(zeros.shape)}"
+        )
+    _check_grid(scales, zeros, quant_min, quant_max, name)
+    call = torch.ops.zeropoint.fake_quantize_per_channel.default
+    y: Tensor = call(x, scales, zeros, axis % x.dim(), quant_min, quant_max)[0]
+    return y
