@@ -24,6 +24,7 @@ from zeropoint.tensor import QTensor
 
 from zeropoint import ops  # isort: skip  (defines the operators that the backend serves)
 from zeropoint import backends  # isort: skip
+from zeropoint.ops.linear import quantized_linear, quantized_linear_dynamic
 from zeropoint.ops.quantize import (
     dequantize,
     int_repr,
@@ -69,6 +70,8 @@ __all__ = [
     "quantize_per_channel",
     "quantize_per_tensor",
     "quantize_per_tensor_dynamic",
+    "quantized_linear",
+    "quantized_linear_dynamic",
     "quint8",
     "requantize",
 ]
