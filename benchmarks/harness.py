@@ -51,7 +51,11 @@ class Timing:
 
 
 def in_turn(
-    peers: Mapping[str, Callable[[], object]], batches: int = 7, calls: int | None = None, batch_seconds: float = 0.04
+    peers: Mapping[str, Callable[[], object]],
+    batches: int = 7,
+    calls: int | None = None,
+    batch_seconds: float = 0.04,
+    before: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, Timing]:
     """Times the peers in turn.
 
@@ -60,10 +64,13 @@ def in_turn(
         batches: batches a peer.
         calls: calls a batch; ``None`` chooses as many as fill ``batch_seconds``, for each peer by itself.
         batch_seconds: the length of a batch, in seconds.
+        before: what is called before every batch of a peer, outside its time.
     """
     counts = {}
+    prepare = before or {}
     with torch.inference_mode():
         for name, call in peers.items():
+            prepare.get(name, bool)()
             call()
             start = time.perf_counter()
             call()
@@ -72,6 +79,7 @@ def in_turn(
         samples: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(batches):
             for name, call in peers.items():
+                prepare.get(name, bool)()
                 start = time.perf_counter()
                 for _ in range(counts[name]):
                     call()

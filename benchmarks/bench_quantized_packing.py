@@ -1,0 +1,94 @@
+"""What packed weights bring: the operator on plain weights, with cached packed weights, and packing at every call.
+
+* *direct*: ``torch.ops.zeropoint.linear`` in its portable form (no vector instructions named) without packed weights.
+* *cached*: the same operator in the best instruction set, with weights packed once: what a module does.
+* *rebuild*: the same, packing at every call.
+* *fused*: cached, with the ReLU in the output stage; *separate*: cached, then a clamp of the codes.
+
+All operands are signed 8-bit affine. The codes of all are equal, which is checked first. Medians of five batches of a
+hundred calls.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from zeropoint.ops.linear import linear_reference
+
+from benchmarks.harness import Suite, in_turn, table
+from zeropoint import backends
+
+SHAPES = ((1, 512, 1024), (32, 256, 512), (256, 512, 1024))
+OUT_ZERO_POINT = 3
+
+
+def _operands(m: int, n: int, k: int) -> tuple[Any, ...]:
+    x = torch.randint(-128, 128, (m, k), dtype=torch.int8)
+    weight = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+    scale, zero_point = torch.rand(n) * 0.01 + 0.001, torch.randint(-5, 6, (n,), dtype=torch.int32)
+    return x, 0.02, -7, weight, scale, zero_point, torch.randn(n), 0.3, OUT_ZERO_POINT
+
+
+def _linear(operands: tuple[Any, ...], packed: Tensor | None, low: int = -128) -> Tensor:
+    return torch.ops.zeropoint.linear(*operands, low, 127, torch.int8, packed)
+
+
+def _linear_then_clamp(operands: tuple[Any, ...], packed: Tensor | None) -> Tensor:
+    return _linear(operands, packed).clamp_(min=OUT_ZERO_POINT)
+
+
+def run(quick: bool = False) -> Suite:
+    suite = Suite("quantized_packing", "Packed weights of the integer linear operator", "quantized_packing_results")
+    suite.notes = {
+        "direct": "torch.ops.zeropoint.linear, portable instruction set, no packed weights",
+        "cached": "the best instruction set, weights packed once",
+        "rebuild": "the best instruction set, weights packed at every call",
+        "unit": "microseconds, median of 5 batches of 100 calls",
+    }
+    if not backends.is_native():
+        suite.missing("zeropoint", "the native library is not built")
+        return suite
+    best = backends.active_isa()
+    head = ["M x N x K", "direct us", "cached us", "rebuild us", "direct/cached", "fused us", "separate us"]
+    rows = [head]
+    for m, n, k in SHAPES[:1] if quick else SHAPES:
+        operands = _operands(m, n, k)
+        packed = torch.ops.zeropoint.linear_pack(operands[3])
+        peers = {
+            "direct": partial(_linear, operands, None),
+            "cached": partial(_linear, operands, packed),
+            "rebuild": partial(_linear, operands, None),
+            "fused": partial(_linear, operands, packed, low=OUT_ZERO_POINT),
+            "separate": partial(_linear_then_clamp, operands, packed),
+        }
+        wanted = linear_reference(*operands, -128, 127, torch.int8, None)
+        for name, call in peers.items():
+            backends.set_isa("portable" if name == "direct" else best)
+            rectified = wanted.clamp(min=OUT_ZERO_POINT) if name in ("fused", "separate") else wanted
+            if not torch.equal(call(), rectified):
+                raise AssertionError(f"{name} gives other codes than the reference at {m} x {n} x {k}")
+        before = {name: partial(backends.set_isa, "portable" if name == "direct" else best) for name in peers}
+        times = in_turn(peers, batches=5, calls=100, before=before)
+        backends.set_isa(best)
+        us = {name: round(t.median * 1e6, 1) for name, t in times.items()}
+        ratio = round(us["direct"] / us["cached"], 1)
+        suite.rows.append(
+            {
+                "case": f"{m} x {n} x {k}",
+                "device": "cpu",
+                "m": m,
+                "n": n,
+                "k": k,
+                **{f"{name}_us": value for name, value in us.items()},
+                "direct_over_cached": ratio,
+                "isa": best,
+                "threads": torch.get_num_threads(),
+            }
+        )
+        cells = [us["direct"], us["cached"], us["rebuild"], ratio, us["fused"], us["separate"]]
+        rows.append([f"{m} x {n} x {k}", *map(str, cells)])
+    print("\n" + table(rows))
+    return suite
