@@ -32,6 +32,7 @@ __all__ = [
     "multiplier",
     "position",
     "quantize",
+    "quantize_stochastic",
     "requantize",
     "round_mean",
     "symmetric_qparams",
@@ -123,6 +124,24 @@ def quantize(x: Tensor, scale: Tensor | float, zero_point: Tensor | int, quant_m
         place = torch.where(torch.isnan(place), shift.expand_as(place), place)
         return torch.round(place).clamp(quant_min, quant_max).to(torch.int64).clamp_(quant_min, quant_max)
     return clamp_codes(position(x, scale), zero_point, quant_min, quant_max)
+
+
+def quantize_stochastic(x: Tensor, scale: Tensor | float, noise: Tensor, quant_min: int, quant_max: int) -> Tensor:
+    """Codes of ``x`` on a grid around zero, rounded up as often as the remainder is large: the error has no bias.
+
+    ``code = clamp(floor(x * (1 / scale) + noise))``, a product and a sum, each rounded by itself.
+
+    Args:
+        x: float tensor.
+        scale: number or tensor that broadcasts against ``x``.
+        noise: uniform numbers in [0, 1), of ``x``'s shape and the compute dtype.
+
+    Returns:
+        int64 codes in ``[quant_min, quant_max]``.
+    """
+    dtype = compute_dtype(x.dtype)
+    inverse = 1.0 / torch.as_tensor(scale, dtype=dtype, device=x.device)
+    return clamp_codes(torch.floor(x.to(dtype) * inverse + noise), 0, quant_min, quant_max)
 
 
 def dequantize(codes: Tensor, scale: Tensor | float, zero_point: Tensor | int, dtype: torch.dtype) -> Tensor:

@@ -1,5 +1,27 @@
 """The operators, one file a family: schema, reference, output shape, and the function over quantized tensors."""
 
-from zeropoint.ops import activation, arithmetic, conv, fake_quantize, histogram, linear, norm, pool, quantize
+from zeropoint.ops import (
+    activation,
+    arithmetic,
+    conv,
+    distributed,
+    fake_quantize,
+    histogram,
+    linear,
+    norm,
+    pool,
+    quantize,
+)
 
-__all__ = ["activation", "arithmetic", "conv", "fake_quantize", "histogram", "linear", "norm", "pool", "quantize"]
+__all__ = [
+    "activation",
+    "arithmetic",
+    "conv",
+    "distributed",
+    "fake_quantize",
+    "histogram",
+    "linear",
+    "norm",
+    "pool",
+    "quantize",
+]
