@@ -20,7 +20,9 @@ from zeropoint.ops.registry import operator
 __all__ = ["clipping_error", "count", "redistribute", "search_clipping_range"]
 
 _PARTS = 16  # pieces of an old bin, each of which moves to a new bin as a whole
-_QUANTILE_STEP = 1e-5
+_QUANTILES = np.add.accumulate(np.full(100_000, 1e-5))
+_UPPER_QUANTILES = 1.0 - _QUANTILES
+_RISING = -_UPPER_QUANTILES
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -95,7 +97,7 @@ def _range(values: Tensor) -> tuple[float, float]:
     return float(low.to(torch.float32)), float(high.to(torch.float32))
 
 
-def clipping_error(counts: NDArray[np.float64], start: int, stop: int, cells: int) -> float:
+def clipping_error(counts: NDArray[np.float64], start: float, stop: float, cells: int) -> float:
     """The squared error, in squared bin widths, of quantizing to ``cells`` cells over the bins ``start`` … ``stop``.
 
     Values are spread evenly in their bin and go to the centre of the nearest cell; those outside go to the edge cells.
@@ -112,27 +114,25 @@ def clipping_error(counts: NDArray[np.float64], start: int, stop: int, cells: in
 def search_clipping_range(counts: NDArray[np.float64], cells: int) -> tuple[int, int]:
     """The first and last bin of the range that quantizes the counts with a small squared error.
 
-    From both ends, the range shrinks a quantile step of 1e-5 at a time at the end that would drop more bins, until
-    the error grows: the search of Caffe2's "norm minimization", of which only steps that change a bin are made here.
+    From both ends, the range shrinks by quantile steps of 1e-5, each time at the end that would drop more bins, until
+    the error grows: the search of Caffe2's "norm minimization", of which only the steps that drop a bin are made.
     """
-    bins, total = counts.size, counts.sum()
     cumulative = np.cumsum(counts)
-    quantiles = np.add.accumulate(np.full(int(1 / _QUANTILE_STEP) + 1, _QUANTILE_STEP))
-    left = np.searchsorted(cumulative, quantiles * total, side="left")
-    right = np.searchsorted(cumulative, (1.0 - quantiles) * total, side="right") - 1
-    right_falling = -right
-    start, stop, low_step, high_step = 0, bins - 1, 0, 0
-    best = float("inf")
-    while low_step + high_step < quantiles.size:
-        new_left = min(max(int(left[low_step]), start), stop)
-        new_right = max(min(int(right[high_step]), stop), start)
-        if new_left - start > stop - new_right:
-            candidate, low_step = (new_left, stop), low_step + 1
+    total = cumulative[-1]
+    start, stop, low_step, high_step = 0, counts.size - 1, 0, 0
+    best = math.inf
+    while total > 0.0 and start < stop and low_step + high_step < _QUANTILES.size:
+        left = int(np.searchsorted(cumulative, _QUANTILES[low_step] * total, side="left"))
+        right = int(np.searchsorted(cumulative, _UPPER_QUANTILES[high_step] * total, side="right")) - 1
+        left, right = min(max(left, start), stop), max(min(right, stop), start)
+        if left - start > stop - right:
+            candidate, low_step = (left, stop), low_step + 1
         else:
-            candidate, high_step = (start, new_right), high_step + 1
+            candidate, high_step = (start, right), high_step + 1
         if candidate == (start, stop):
-            # Nothing moves at the left end until the right end has: on to the step at which that happens.
-            high_step = max(high_step, int(np.searchsorted(right_falling, -stop, side="right")))
+            # The left end waits until the right end has moved: on to the step at which that happens.
+            ahead = np.searchsorted(_RISING, -cumulative[stop] / total, side="right")
+            high_step = max(high_step, int(ahead))
             continue
         error = clipping_error(counts, *candidate, cells)
         if error > best:

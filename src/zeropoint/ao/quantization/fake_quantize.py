@@ -23,6 +23,7 @@ from zeropoint.ao.quantization.observer import (
     default_fixed_qparams_range_0to1_observer,
     default_fixed_qparams_range_neg1to1_observer,
 )
+from zeropoint.ao.quantization.observers.base import observed_range
 from zeropoint.dtypes import (
     QScheme,
     per_channel_affine_float_qparams,
@@ -115,13 +116,13 @@ class FakeQuantizeBase(ObservingModule, ABC):
         """
         if torch.compiler.is_compiling():
             return self._on[name]
-        flag = getattr(self, name)
+        flag: Tensor = getattr(self, name)
         if flag.is_meta:
             return self._on[name]
         if flag.is_inference():  # torch does not count writes to these
             return bool(flag)
-        seen, version = self._read_at.get(name, (None, -1))
-        if seen is not flag or version != flag._version:
+        seen = self._read_at.get(name)
+        if seen is None or seen[0] is not flag or seen[1] != flag._version:
             self._on[name] = bool(flag)
             self._read_at[name] = (flag, flag._version)
         return self._on[name]
@@ -239,6 +240,10 @@ class FakeQuantize(FakeQuantizeBase):
 
     def _observe(self, x: Tensor) -> None:
         self.activation_post_process(x)
+        self.refresh_grid()
+
+    def refresh_grid(self) -> None:
+        """Makes ``scale`` and ``zero_point`` anew from the observer's statistics."""
         observer = self.activation_post_process
         self._store_grid(*getattr(observer, "_current_qparams", observer.calculate_qparams)())
 
@@ -324,8 +329,8 @@ class FixedQParamsFakeQuantize(FakeQuantize):
         """The fixed scale and zero point."""
         return self.scale, self.zero_point
 
-    def _observe(self, x: Tensor) -> None:
-        """A fixed grid learns nothing."""
+    def refresh_grid(self) -> None:
+        """Does nothing: the grid is fixed."""
 
 
 class FusedMovingAvgObsFakeQuantize(FakeQuantize):
@@ -377,11 +382,10 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
     def _grid(self) -> tuple[Tensor, Tensor]:
         """The grid of the statistics; a channel that saw nothing keeps (1.0, 0)."""
         observer = self.activation_post_process
-        low, high = observer.min_val.reshape(-1), observer.max_val.reshape(-1)
-        seen = low <= high
+        low, high, seen = observed_range(observer.min_val, observer.max_val)
         scale, zero = ops.fake_quantize.moving_average_qparams(
-            torch.where(seen, low, 0.0),
-            torch.where(seen, high, 0.0),
+            low,
+            high,
             self.quant_min,
             self.quant_max,
             symmetric=self.is_symmetric_quant,
@@ -397,8 +401,12 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
         if not self._flag("fake_quant_enabled"):
             return x
         if self._flag("observer_enabled"):
-            self._store_grid(*self._grid())
+            self.refresh_grid()
         return self._simulate(x)
+
+    def refresh_grid(self) -> None:
+        """Makes ``scale`` and ``zero_point`` anew from the observer's statistics."""
+        self._store_grid(*self._grid())
 
 
 # --- common settings ----------------------------------------------------------------------------------------------

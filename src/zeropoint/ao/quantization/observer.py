@@ -12,6 +12,7 @@ from zeropoint.ao.quantization.observers.base import (
     ObservingModule,
     UniformQuantizationObserverBase,
 )
+from zeropoint.ao.quantization.observers.clipping import EntropyObserver, MSEObserver, PercentileObserver
 from zeropoint.ao.quantization.observers.histogram import HistogramObserver
 from zeropoint.ao.quantization.observers.minmax import (
     MinMaxObserver,
@@ -27,6 +28,12 @@ from zeropoint.ao.quantization.observers.simple import (
     RecordingObserver,
     ReuseInputObserver,
 )
+from zeropoint.ao.quantization.observers.state import (
+    get_observer_state_dict,
+    load_observer_state_dict,
+    merge_observer_state_dicts,
+    sync_observers,
+)
 from zeropoint.dtypes import (
     per_channel_affine_float_qparams,
     per_channel_symmetric,
@@ -37,8 +44,10 @@ from zeropoint.dtypes import (
 
 __all__ = [
     "AffineQuantizedObserverBase",
+    "EntropyObserver",
     "FixedQParamsObserver",
     "HistogramObserver",
+    "MSEObserver",
     "MinMaxObserver",
     "MovingAverageMinMaxObserver",
     "MovingAveragePerChannelMinMaxObserver",
@@ -46,6 +55,7 @@ __all__ = [
     "ObserverBase",
     "ObservingModule",
     "PerChannelMinMaxObserver",
+    "PercentileObserver",
     "PlaceholderObserver",
     "RangeObserver",
     "RecordingObserver",
@@ -65,7 +75,11 @@ __all__ = [
     "default_reuse_input_observer",
     "default_symmetric_fixed_qparams_observer",
     "default_weight_observer",
+    "get_observer_state_dict",
+    "load_observer_state_dict",
+    "merge_observer_state_dicts",
     "per_channel_weight_observer_range_neg_127_to_127",
+    "sync_observers",
     "weight_observer_range_neg_127_to_127",
 ]
 

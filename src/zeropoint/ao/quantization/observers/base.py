@@ -22,6 +22,7 @@ __all__ = [
     "ObservingModule",
     "UniformQuantizationObserverBase",
     "code_range",
+    "observed_range",
 ]
 
 
@@ -116,9 +117,18 @@ class ObservingModule(nn.Module):
         """A factory whose arguments are called each time an instance is made."""
         return _PartialWrapper(functools.partial(cls), keywords)
 
+    def sync(self, group: Any = None) -> None:
+        """Gives every process of a ``torch.distributed`` group the statistics of all: see :func:`sync_observers`."""
+        from zeropoint.ao.quantization.observers.state import sync_observers  # which knows every kind of observer
+
+        sync_observers(self, group)
+
+    def refresh_grid(self) -> None:
+        """Makes a stored grid anew from the statistics; observers store none."""
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         before = dict(self._buffers)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype != old.dtype:
@@ -170,6 +180,16 @@ def code_range(
     if not low <= 0 <= high:
         raise ValueError(f"the code range must contain 0, got [{low}, {high}]")
     return (low // 2, high // 2) if reduce_range else (low, high)
+
+
+def observed_range(min_val: Tensor, max_val: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Both ends and whether anything was seen, of shape [channels]: at least [1], and 0 … 0 where nothing was seen."""
+    if min_val.numel() == 0:
+        low, high = min_val.new_full((1,), float("inf")), max_val.new_full((1,), float("-inf"))
+    else:
+        low, high = min_val.reshape(-1), max_val.reshape(-1)
+    seen = low <= high
+    return torch.where(seen, low, 0.0), torch.where(seen, high, 0.0), seen
 
 
 class UniformQuantizationObserverBase(ObserverBase):
@@ -235,12 +255,7 @@ class UniformQuantizationObserverBase(ObserverBase):
 
         A channel that saw nothing gets (1.0, 0). Reads no value on the host.
         """
-        if min_val.numel() == 0:
-            low, high = min_val.new_full((1,), float("inf")), max_val.new_full((1,), float("-inf"))
-        else:
-            low, high = min_val.reshape(-1), max_val.reshape(-1)
-        seen = low <= high
-        low, high = torch.where(seen, low, 0.0), torch.where(seen, high, 0.0)
+        low, high, seen = observed_range(min_val, max_val)
         if self.qscheme.is_symmetric:
             middle = self.symmetric_zero_point()
             scale, zero = grid.symmetric_qparams(low, high, self.quant_min, self.quant_max, middle, self.eps)

@@ -24,6 +24,7 @@ from zeropoint.dtypes import (
 )
 
 __all__ = [
+    "AveragingObserver",
     "MinMaxObserver",
     "MovingAverageMinMaxObserver",
     "MovingAveragePerChannelMinMaxObserver",
@@ -139,7 +140,7 @@ def _finite_extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(finite, rows, float("inf")).amin(1), torch.where(finite, rows, float("-inf")).amax(1)
 
 
-class _Averaging(RangeObserver):
+class AveragingObserver(RangeObserver):
     """Combines by ``v + c * (batch - v)``; the first batch sets the range."""
 
     averaging_constant: float
@@ -199,7 +200,7 @@ class MinMaxObserver(RangeObserver):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class MovingAverageMinMaxObserver(_Averaging, MinMaxObserver):
+class MovingAverageMinMaxObserver(AveragingObserver, MinMaxObserver):
     """The averaged minimum and maximum of the batches: ``v = v + averaging_constant * (batch - v)``.
 
     Args:
@@ -292,7 +293,7 @@ class PerChannelMinMaxObserver(RangeObserver):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class MovingAveragePerChannelMinMaxObserver(_Averaging, PerChannelMinMaxObserver):
+class MovingAveragePerChannelMinMaxObserver(AveragingObserver, PerChannelMinMaxObserver):
     """The averaged minimum and maximum of each channel: ``v = v + averaging_constant * (batch - v)``.
 
     Args:
