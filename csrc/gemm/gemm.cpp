@@ -150,13 +150,6 @@ RunJob kernel_of(Isa isa) {
   }
 }
 
-// Rows to go through before the next panels: their codes stay in the second-level cache meanwhile.
-int64_t block_rows(const Packed& packed) {
-  constexpr int64_t kCacheBytes = 256 * 1024;
-  const int64_t fitting = kCacheBytes / std::max<int64_t>(padded_depth(packed.k), 1);
-  return std::max<int64_t>(fitting / 24, 2) * 24;
-}
-
 }  // namespace
 
 std::vector<uint8_t> pack(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k,
@@ -288,7 +281,17 @@ void flip_sign(const uint8_t* from, uint8_t* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = from[i] ^ 0x80;
 }
 
-int64_t tile_rows(const Packed&) { return 12; }
+int64_t tile_rows(const Packed& packed) {
+  if (packed.isa == Isa::avx2 && packed.form == Form::quads) return 4;
+  return packed.isa == Isa::portable ? 4 : 6;
+}
+
+// Their codes stay in the second-level cache meanwhile. A multiple of every kernel's tile.
+int64_t block_rows(const Packed& packed) {
+  constexpr int64_t kCacheBytes = 256 * 1024;
+  const int64_t fitting = kCacheBytes / std::max<int64_t>(padded_depth(packed.k), 1);
+  return std::max<int64_t>(fitting / 24, 2) * 24;
+}
 
 void* thread_scratch(Scratch slot, size_t bytes) {
   struct Free {

@@ -142,7 +142,7 @@ void run_words(const Job& job) {
   const int64_t groups = job.group_end - job.group_begin;
   const int64_t depth = groups * kGroup;
   auto* wide = static_cast<int16_t*>(
-      thread_scratch(Scratch::activations, static_cast<size_t>(job.m * depth) * sizeof(int16_t)));
+      thread_scratch(Scratch::words, static_cast<size_t>(job.m * depth) * sizeof(int16_t)));
   for (int64_t row = 0; row < job.m; ++row)
     widen(job.a + row * job.a_stride + job.group_begin * kGroup, wide + row * depth, depth);
   alignas(32) int32_t tile[kWordRows * kPanel];

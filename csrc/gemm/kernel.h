@@ -118,8 +118,12 @@ void flip_sign(const uint8_t* from, uint8_t* to, int64_t count);
 // Rows that the kernel of `packed` computes at once: a good grain for splitting rows among threads.
 int64_t tile_rows(const Packed& packed);
 
-// Memory of the calling thread that lasts until its next call with the same slot.
-enum class Scratch { activations, tile, columns, count_ };
+// Rows that `run` goes through before it turns to the next columns: what a caller gathers or converts at once.
+int64_t block_rows(const Packed& packed);
+
+// Memory of the calling thread that lasts until its next call with the same slot: rows that a caller of `run` gathers,
+// rows that a kernel widens, per-column arrays, and what other families need.
+enum class Scratch { rows, words, columns, tile, count_ };
 void* thread_scratch(Scratch slot, size_t bytes);
 
 // Whether `isa` gives the same integers as the portable kernels on a small problem of worst cases.

@@ -55,9 +55,17 @@ def load() -> bool:
             _why_not = f"{library.name} could not be loaded: {error}"
         else:
             _loaded = library
+            _check_kernels()
             return True
     _LOG.warning("running on the reference backend, which is exact but slow: %s", _why_not)
     return False
+
+
+def _check_kernels() -> None:
+    """Multiplies a small matrix; kernels that give other integers than plain C++ here are put out of use."""
+    chosen = active_isa()
+    if not torch.ops.zeropoint._isa_selfcheck():
+        _LOG.warning("the kernels for %s failed their check on this processor: plain C++ kernels run instead", chosen)
 
 
 def is_native() -> bool:
