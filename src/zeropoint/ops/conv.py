@@ -41,6 +41,7 @@ def conv_pack_reference(weight: Tensor, groups: int) -> Tensor:
 
 def _check_conv(
     x: Tensor,
+    x_zero_point: int,
     weight: Tensor,
     weight_scale: Tensor,
     weight_zero_point: Tensor,
@@ -49,6 +50,9 @@ def _check_conv(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    out_zero_point: int,
+    out_min: int,
+    out_max: int,
     out_dtype: torch.dtype,
 ) -> list[int]:
     """Checks every argument against the others, as the native kernel does.
@@ -78,6 +82,14 @@ def _check_conv(
             "conv takes strides and dilations of at least 1 and paddings of at least 0, "
             f"got {list(stride)}, {list(dilation)} and {list(padding)}"
         )
+    limits = torch.iinfo(out_dtype)
+    if not limits.min <= out_min <= out_max <= limits.max or not limits.min <= out_zero_point <= limits.max:
+        raise RuntimeError(
+            f"conv to {out_dtype} takes codes in [{limits.min}, {limits.max}] as out_min <= out_max and "
+            f"out_zero_point, got {out_min}, {out_max} and {out_zero_point}"
+        )
+    if not torch.iinfo(x.dtype).min <= x_zero_point <= torch.iinfo(x.dtype).max:
+        raise RuntimeError(f"conv takes an x_zero_point that is a code of {x.dtype}, got {x_zero_point}")
     out_channels, group_channels = weight.shape[:2]
     if out_channels < 1 or group_channels < 1 or min(weight.shape[2:]) < 1:
         raise RuntimeError(f"conv takes weights with at least one element, got shape {tuple(weight.shape)}")
@@ -162,7 +174,10 @@ def conv_reference(
     The sums are float64 convolutions of integers: exact as long as they stay below 2**53, that is for kernels of up
     to 2**37 weights.
     """
-    _check_conv(x, weight, weight_scale, weight_zero_point, bias, stride, padding, dilation, groups, out_dtype)
+    _check_conv(
+        *(x, x_zero_point, weight, weight_scale, weight_zero_point, bias, stride, padding, dilation, groups),
+        *(out_zero_point, out_min, out_max, out_dtype),
+    )
     rank = weight.dim() - 2
     column = (-1, *[1] * (rank + 1))
     steps = x.to(torch.float64) - x_zero_point
@@ -174,7 +189,7 @@ def conv_reference(
     factor = grid.multiplier(x_scale * weight_scale.to(torch.float64).reshape(-1), out_scale)
     offset = None if bias is None else grid.multiplier(bias.reshape(-1), out_scale)
     codes = grid.requantize(total, factor, offset, out_zero_point, out_min, out_max)
-    return codes.to(out_dtype).contiguous().movedim(-1, 1)
+    return x.new_empty(codes.shape, dtype=out_dtype).copy_(codes).movedim(-1, 1)
 
 
 # --- padding ------------------------------------------------------------------------------------------------------

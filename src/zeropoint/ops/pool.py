@@ -91,10 +91,7 @@ def _empty(x: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def _like_format(result: Tensor, x: Tensor) -> Tensor:
     """``result`` as ``x``'s dtype in the memory order of :func:`_empty`."""
-    result = result.to(x.dtype)
-    if _is_channels_last(x):
-        return result.movedim(1, -1).contiguous().movedim(-1, 1)
-    return result.contiguous()
+    return _empty(x, result.shape[2:]).copy_(result)
 
 
 def _windows(
