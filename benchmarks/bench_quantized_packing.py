@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from zeropoint.ops.linear import linear_reference
 
 from benchmarks.harness import Suite, in_turn, table
 from zeropoint import backends
+from zeropoint.ops.linear import linear_reference
 
 SHAPES = ((1, 512, 1024), (32, 256, 512), (256, 512, 1024))
 OUT_ZERO_POINT = 3
@@ -83,6 +83,7 @@ def run(quick: bool = False) -> Suite:
                 "n": n,
                 "k": k,
                 **{f"{name}_us": value for name, value in us.items()},
+                **{f"{name}_best_us": round(t.best * 1e6, 1) for name, t in times.items()},
                 "direct_over_cached": ratio,
                 "isa": best,
                 "threads": torch.get_num_threads(),
