@@ -3,10 +3,10 @@
 Two forms, both over flat float32 tensors:
 
 * *rows*: every ``row`` elements have an affine grid of 256 codes; codes travel apart from scales and zero points.
-* *blocks*: every ``block`` elements have a grid around zero, ``2 * limit + 1`` codes with ``limit = 2 ** (bits - 1) - 1``,
-  so that neither end is cut and stochastic rounding has no bias. A row of bytes holds the float32 scales of its
-  blocks, then their codes: int8, or for 4 bits ``code + 8`` in half bytes, element ``j`` of the block low and element
-  ``j + block / 2`` high in byte ``j``.
+* *blocks*: every ``block`` elements have a grid around zero with codes from ``-limit`` to ``limit``, where
+  ``limit = 2 ** (bits - 1) - 1``: neither end is cut, and stochastic rounding has no bias. A row of bytes holds the
+  float32 scales of its blocks, then their codes: int8, or for 4 bits ``code + 8`` in half bytes, element ``j`` of the
+  block low and element ``j + block / 2`` high in byte ``j``.
 
 A NaN or an infinity makes the scale of its row or block NaN or infinite, and every value that is read back from it NaN
 or infinite: it cannot vanish on the way.
@@ -149,10 +149,7 @@ def _block_values(data: Tensor, bits: int, block: int) -> Tensor:
     rows, count = data.shape[0], data.shape[1] // block_bytes(bits, block)
     scale = data[:, : 4 * count].contiguous().view(torch.float32)[:, :, None]
     coded = data[:, 4 * count :].reshape(rows, count, -1)
-    if bits == 4:
-        codes = torch.cat([coded & 15, coded >> 4], dim=2).to(torch.int8) - 8
-    else:
-        codes = coded.view(torch.int8)
+    codes = coded.view(torch.int8) if bits == 8 else torch.cat([coded & 15, coded >> 4], dim=2).to(torch.int8) - 8
     return grid.dequantize(codes, scale, 0, torch.float32).view(rows, -1)
 
 
