@@ -51,7 +51,7 @@ def quantize_per_tensor_reference(
     x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Tensor:
     """Codes of a float tensor on one grid; memory format kept."""
-    return grid.quantize(x, scale, zero_point, quant_min, quant_max).to(dtype)
+    return _like(x, dtype).copy_(grid.quantize(x, scale, zero_point, quant_min, quant_max))
 
 
 @operator(
@@ -64,7 +64,8 @@ def quantize_per_channel_reference(
 ) -> Tensor:
     """Codes of a float tensor on one grid a channel; zero points of a floating dtype are added before rounding."""
     shape = _channel_shape(x, axis)
-    return grid.quantize(x, scales.reshape(shape), zero_points.reshape(shape), quant_min, quant_max).to(dtype)
+    codes = grid.quantize(x, scales.reshape(shape), zero_points.reshape(shape), quant_min, quant_max)
+    return _like(x, dtype).copy_(codes)
 
 
 @operator(
@@ -73,7 +74,7 @@ def quantize_per_channel_reference(
 )
 def dequantize_per_tensor_reference(codes: Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> Tensor:
     """Real values of codes on one grid; memory format kept."""
-    return grid.dequantize(codes, scale, zero_point, dtype)
+    return _like(codes, dtype).copy_(grid.dequantize(codes, scale, zero_point, dtype))
 
 
 @operator(
@@ -85,7 +86,8 @@ def dequantize_per_channel_reference(
 ) -> Tensor:
     """Real values of codes on one grid a channel."""
     shape = _channel_shape(codes, axis)
-    return grid.dequantize(codes, scales.reshape(shape), zero_points.reshape(shape), dtype)
+    values = grid.dequantize(codes, scales.reshape(shape), zero_points.reshape(shape), dtype)
+    return _like(codes, dtype).copy_(values)
 
 
 @operator(
@@ -108,7 +110,7 @@ def requantize_reference(
     """Codes on another grid, without real values in between: ``grid.requantize`` of ``code - zero_point``."""
     steps = codes.to(torch.int64) - zero_point
     factor = grid.multiplier(scale, out_scale).to(codes.device)
-    return grid.requantize(steps, factor, None, out_zero_point, out_min, out_max).to(out_dtype)
+    return _like(codes, out_dtype).copy_(grid.requantize(steps, factor, None, out_zero_point, out_min, out_max))
 
 
 @operator(
@@ -182,9 +184,7 @@ def quantize_per_tensor(x: Any, scale: Any, zero_point: Any, dtype: Any = qint8)
             raise ValueError(
                 f"{len(x)} tensors need as many scales and zero points, got {scales.numel()} and {zero_points.numel()}"
             )
-        return tuple(
-            quantize_per_tensor(one, s, z, qdtype) for one, s, z in zip(x, scales, zero_points, strict=True)
-        )
+        return tuple(quantize_per_tensor(one, s, z, qdtype) for one, s, z in zip(x, scales, zero_points, strict=True))
     _check_float(x, "quantize_per_tensor")
     for name, value in (("scale", scale), ("zero_point", zero_point)):
         if isinstance(value, Tensor) and value.numel() != 1:

@@ -1,0 +1,235 @@
+// The loops behind the table in kernels.h, over the vectors that the including file has defined in its own namespace:
+//   Floats, kLanes, splat, load, store, from_bytes, zero_if_nan, or_if_nan, smaller, larger, nearest, finite_or,
+//   write_bytes, lookup, sums, add_sums and the half conversions.
+// Included once by each instruction set's file, inside its namespace: no code is shared between them, because the
+// linker would keep only one copy of it, with one file's instructions.
+
+constexpr int kBlock = 4 * kLanes;
+
+template <class T>
+struct Padded {
+  alignas(64) T values[kBlock];
+  Padded(const T* from, int64_t n) {
+    std::memset(values, 0, sizeof(values));
+    std::memcpy(values, from, static_cast<size_t>(n) * sizeof(T));
+  }
+};
+
+// Calls body(out, in...) on blocks of kBlock elements. The last block overlaps the one before it; an array shorter than
+// a block goes through padded copies.
+template <class Out, class Body, class... In>
+inline void in_blocks(int64_t n, Body body, Out* out, const In*... in) {
+  int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) body(out + i, in + i...);
+  if (i == n) return;
+  if (n >= kBlock) {
+    body(out + (n - kBlock), in + (n - kBlock)...);
+    return;
+  }
+  alignas(64) Out padded[kBlock];
+  body(padded, static_cast<const In*>(Padded<In>(in, n).values)...);
+  std::memcpy(out, padded, static_cast<size_t>(n) * sizeof(Out));
+}
+
+// Steps from the zero point, saturated: rounded by the conversion to integers in write_bytes.
+inline Floats saturate(Floats y, Floats low, Floats high) { return smaller(larger(zero_if_nan(y), low), high); }
+
+inline void emit(const Floats (&y)[4], Target target, uint8_t* out) {
+  const Floats low = splat(target.low), high = splat(target.high);
+  write_bytes(saturate(y[0], low, high), saturate(y[1], low, high), saturate(y[2], low, high),
+              saturate(y[3], low, high), target.zero, target.flip, out);
+}
+
+void quantize(const float* x, uint8_t* out, int64_t n, float inverse, Target target) {
+  const Floats factor = splat(inverse);
+  in_blocks(
+      n,
+      [=](uint8_t* o, const float* v) {
+        Floats y[4];
+        for (int k = 0; k < 4; ++k) y[k] = mul(load(v + k * kLanes), factor);
+        emit(y, target, o);
+      },
+      out, x);
+}
+
+void quantize_each(const float* x, const float* inverse, const float* zero, uint8_t* out, int64_t n, Target target) {
+  in_blocks(
+      n,
+      [=](uint8_t* o, const float* v, const float* factor, const float* shift) {
+        Floats y[4];
+        for (int k = 0; k < 4; ++k) {
+          const Floats steps = zero_if_nan(mul(load(v + k * kLanes), load(factor + k * kLanes)));
+          y[k] = add(nearest(steps), load(shift + k * kLanes));
+        }
+        emit(y, target, o);
+      },
+      out, x, inverse, zero);
+}
+
+void quantize_shifted(const float* x, const float* inverse, const float* zero, uint8_t* out, int64_t n,
+                      Target target) {
+  in_blocks(
+      n,
+      [=](uint8_t* o, const float* v, const float* factor, const float* shift) {
+        Floats y[4];
+        for (int k = 0; k < 4; ++k) {
+          const Floats at_zero = load(shift + k * kLanes);
+          y[k] = or_if_nan(add(mul(load(v + k * kLanes), load(factor + k * kLanes)), at_zero), at_zero);
+        }
+        emit(y, target, o);
+      },
+      out, x, inverse, zero);
+}
+
+void dequantize(Bytes x, float* out, int64_t n, float scale) {
+  const Floats zero = splat(x.zero), factor = splat(scale);
+  const uint8_t flip = x.flip;
+  in_blocks(
+      n,
+      [=](float* o, const uint8_t* c) {
+        for (int k = 0; k < 4; ++k)
+          store(o + k * kLanes, mul(sub(from_bytes(c + k * kLanes, flip), zero), factor));
+      },
+      out, x.codes);
+}
+
+void dequantize_each(Bytes x, const float* zero, const float* scale, float* out, int64_t n) {
+  const Floats taken = splat(x.zero);
+  const uint8_t flip = x.flip;
+  in_blocks(
+      n,
+      [=](float* o, const uint8_t* c, const float* shift, const float* factor) {
+        for (int k = 0; k < 4; ++k) {
+          const Floats code = sub(from_bytes(c + k * kLanes, flip), taken);
+          store(o + k * kLanes, mul(sub(code, load(shift + k * kLanes)), load(factor + k * kLanes)));
+        }
+      },
+      out, x.codes, zero, scale);
+}
+
+void affine(Bytes x, float factor, float offset, uint8_t* out, int64_t n, Target target) {
+  const Floats zero = splat(x.zero), m = splat(factor), b = splat(offset);
+  const uint8_t flip = x.flip;
+  in_blocks(
+      n,
+      [=](uint8_t* o, const uint8_t* c) {
+        Floats y[4];
+        for (int k = 0; k < 4; ++k) y[k] = add(mul(sub(from_bytes(c + k * kLanes, flip), zero), m), b);
+        emit(y, target, o);
+      },
+      out, x.codes);
+}
+
+void affine_each(Bytes x, const float* zero, const float* factor, const float* offset, uint8_t* out, int64_t n,
+                 Target target) {
+  const uint8_t flip = x.flip;
+  in_blocks(
+      n,
+      [=](uint8_t* o, const uint8_t* c, const float* z, const float* m, const float* b) {
+        Floats y[4];
+        for (int k = 0; k < 4; ++k) {
+          const Floats steps = sub(from_bytes(c + k * kLanes, flip), load(z + k * kLanes));
+          y[k] = add(mul(steps, load(m + k * kLanes)), load(b + k * kLanes));
+        }
+        emit(y, target, o);
+      },
+      out, x.codes, zero, factor, offset);
+}
+
+void affine_twice(Bytes x, float factor, float offset, const float* gain, const float* shift, uint8_t* out, int64_t n,
+                  Target target) {
+  const Floats zero = splat(x.zero), m = splat(factor), b = splat(offset);
+  const uint8_t flip = x.flip;
+  in_blocks(
+      n,
+      [=](uint8_t* o, const uint8_t* c, const float* g, const float* s) {
+        Floats y[4];
+        for (int k = 0; k < 4; ++k) {
+          const Floats normal = add(mul(sub(from_bytes(c + k * kLanes, flip), zero), m), b);
+          y[k] = add(mul(normal, load(g + k * kLanes)), load(s + k * kLanes));
+        }
+        emit(y, target, o);
+      },
+      out, x.codes, gain, shift);
+}
+
+void add_codes(Bytes a, float a_factor, Bytes b, float b_factor, uint8_t* out, int64_t n, Target target) {
+  const Floats a_zero = splat(a.zero), b_zero = splat(b.zero), ma = splat(a_factor), mb = splat(b_factor);
+  const uint8_t a_flip = a.flip, b_flip = b.flip;
+  in_blocks(
+      n,
+      [=](uint8_t* o, const uint8_t* p, const uint8_t* q) {
+        Floats y[4];
+        for (int k = 0; k < 4; ++k)
+          y[k] = add(mul(sub(from_bytes(p + k * kLanes, a_flip), a_zero), ma),
+                     mul(sub(from_bytes(q + k * kLanes, b_flip), b_zero), mb));
+        emit(y, target, o);
+      },
+      out, a.codes, b.codes);
+}
+
+void mul_codes(Bytes a, Bytes b, float factor, uint8_t* out, int64_t n, Target target) {
+  const Floats a_zero = splat(a.zero), b_zero = splat(b.zero), m = splat(factor);
+  const uint8_t a_flip = a.flip, b_flip = b.flip;
+  in_blocks(
+      n,
+      [=](uint8_t* o, const uint8_t* p, const uint8_t* q) {
+        Floats y[4];
+        for (int k = 0; k < 4; ++k)
+          y[k] = mul(mul(sub(from_bytes(p + k * kLanes, a_flip), a_zero),
+                         sub(from_bytes(q + k * kLanes, b_flip), b_zero)),
+                     m);
+        emit(y, target, o);
+      },
+      out, a.codes, b.codes);
+}
+
+void mul_one(Bytes a, float b, float factor, uint8_t* out, int64_t n, Target target) {
+  const Floats a_zero = splat(a.zero), steps = splat(b), m = splat(factor);
+  const uint8_t flip = a.flip;
+  in_blocks(
+      n,
+      [=](uint8_t* o, const uint8_t* p) {
+        Floats y[4];
+        for (int k = 0; k < 4; ++k) y[k] = mul(mul(sub(from_bytes(p + k * kLanes, flip), a_zero), steps), m);
+        emit(y, target, o);
+      },
+      out, a.codes);
+}
+
+void finite_range(const float* x, int64_t n, float* low, float* high) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Floats least[4], most[4];
+  for (int k = 0; k < 4; ++k) least[k] = splat(kInfinity), most[k] = splat(-kInfinity);
+  int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock)
+    for (int k = 0; k < 4; ++k) {
+      const Floats v = load(x + i + k * kLanes);
+      least[k] = smaller(least[k], finite_or(v, least[k]));
+      most[k] = larger(most[k], finite_or(v, most[k]));
+    }
+  alignas(64) float lanes[2 * kLanes];
+  store(lanes, smaller(smaller(least[0], least[1]), smaller(least[2], least[3])));
+  store(lanes + kLanes, larger(larger(most[0], most[1]), larger(most[2], most[3])));
+  const auto merge = [&](float a, float b) {
+    if (a < *low) *low = a;
+    if (b > *high) *high = b;
+  };
+  for (int k = 0; k < kLanes; ++k) merge(lanes[k], lanes[kLanes + k]);
+  for (; i < n; ++i)
+    if (x[i] - x[i] == 0.0f) merge(x[i], x[i]);  // an infinity minus itself is NaN
+}
+
+void add_sums(const uint8_t* codes, uint8_t flip, int64_t n, int32_t* sum, int32_t* squares) {
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t code = static_cast<int8_t>(codes[i] ^ flip);
+    sum[i] += code;
+    squares[i] += code * code;
+  }
+}
+
+constexpr Kernels kTable = {
+    quantize,     quantize_each, quantize_shifted, dequantize,   dequantize_each, affine,        affine_each,
+    affine_twice, add_codes,     mul_codes,        mul_one,      lookup,          finite_range,  sums,
+    add_sums,     from_half,     from_bfloat16,    to_half,      to_bfloat16,
+};
