@@ -28,6 +28,13 @@ inline __m256i load_widened(const int8_t* from) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 
+// sum += products. The empty statement keeps the compiler from adding the products of two steps to each other first:
+// that would save nothing and cost more registers than there are.
+inline void accumulate(__m256i& sum, __m256i products) {
+  sum = _mm256_add_epi32(sum, products);
+  __asm__("" : "+x"(sum));
+}
+
 template <int Rows>
 void multiply_quads(const uint8_t* a, int64_t a_stride, const int8_t* b, int64_t groups, int32_t* tile) {
   const __m256i ones = _mm256_set1_epi16(1);
@@ -46,8 +53,8 @@ void multiply_quads(const uint8_t* a, int64_t a_stride, const int8_t* b, int64_t
       const __m256i x0 = broadcast(a + r * a_stride), x1 = broadcast(a + r * a_stride + kGroup);
       const __m256i lane0 = _mm256_add_epi16(_mm256_maddubs_epi16(x0, w00), _mm256_maddubs_epi16(x1, w10));
       const __m256i lane1 = _mm256_add_epi16(_mm256_maddubs_epi16(x0, w01), _mm256_maddubs_epi16(x1, w11));
-      sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(lane0, ones));
-      sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(lane1, ones));
+      accumulate(sums[r][0], _mm256_madd_epi16(lane0, ones));
+      accumulate(sums[r][1], _mm256_madd_epi16(lane1, ones));
     }
   }
   if (g < groups) {
@@ -55,8 +62,8 @@ void multiply_quads(const uint8_t* a, int64_t a_stride, const int8_t* b, int64_t
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
       const __m256i x = broadcast(a + r * a_stride);
-      sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(_mm256_maddubs_epi16(x, w0), ones));
-      sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(_mm256_maddubs_epi16(x, w1), ones));
+      accumulate(sums[r][0], _mm256_madd_epi16(_mm256_maddubs_epi16(x, w0), ones));
+      accumulate(sums[r][1], _mm256_madd_epi16(_mm256_maddubs_epi16(x, w1), ones));
     }
   }
 #pragma GCC unroll 4
@@ -78,8 +85,8 @@ void multiply_words(const int16_t* a, int64_t a_stride, const int8_t* b, int64_t
 #pragma GCC unroll 6
       for (int r = 0; r < Rows; ++r) {
         const __m256i x = broadcast(a + r * a_stride + pair * 2);
-        sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(x, w0));
-        sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(x, w1));
+        accumulate(sums[r][0], _mm256_madd_epi16(x, w0));
+        accumulate(sums[r][1], _mm256_madd_epi16(x, w1));
       }
     }
   }

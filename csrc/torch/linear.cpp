@@ -193,11 +193,13 @@ Tensor linear_dynamic(const Tensor& x, const Tensor& weight, const Tensor& weigh
   return dtype == ScalarType::Float ? out : torch::stable::to(out, dtype);
 }
 
-// Checks every instruction set above plain C++ against it; falls back to plain C++ if one is wrong.
+// Whether the active instruction set passes its check. If not, the best one below it that does becomes active.
 bool self_check() {
-  const bool right = gemm::self_check(active_isa());
-  if (!right) set_active_isa(Isa::portable);
-  return right;
+  const int chosen = static_cast<int>(active_isa());
+  for (int level = chosen; level > static_cast<int>(Isa::portable); --level)
+    if (set_active_isa(static_cast<Isa>(level)) && gemm::self_check(static_cast<Isa>(level))) return level == chosen;
+  set_active_isa(Isa::portable);
+  return chosen == static_cast<int>(Isa::portable);
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ def _check_kernels() -> None:
     """Multiplies a small matrix; kernels that give other integers than plain C++ here are put out of use."""
     chosen = active_isa()
     if not torch.ops.zeropoint._isa_selfcheck():
-        _LOG.warning("the kernels for %s failed their check on this processor: plain C++ kernels run instead", chosen)
+        _LOG.warning("the %s kernels failed their check on this processor: %s runs instead", chosen, active_isa())
 
 
 def is_native() -> bool:
