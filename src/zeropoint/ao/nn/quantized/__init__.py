@@ -1,0 +1,48 @@
+"""Modules that compute on quantized tensors, under torch.ao's names."""
+
+from zeropoint.ao.nn.quantized import dynamic
+from zeropoint.ao.nn.quantized.activation import (
+    ELU,
+    Hardsigmoid,
+    Hardswish,
+    LeakyReLU,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    Tanh,
+)
+from zeropoint.ao.nn.quantized.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from zeropoint.ao.nn.quantized.conv import Conv1d, Conv2d, Conv3d
+from zeropoint.ao.nn.quantized.functional_modules import FloatFunctional, FXFloatFunctional, QFunctional
+from zeropoint.ao.nn.quantized.linear import Linear, QuantizedLinear
+from zeropoint.ao.nn.quantized.pooling import Dropout, MaxPool1d, MaxPool2d, MaxPool3d
+from zeropoint.ao.nn.quantized.quantize import DeQuantize, Quantize
+
+__all__ = [
+    "ELU",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "DeQuantize",
+    "Dropout",
+    "FXFloatFunctional",
+    "FloatFunctional",
+    "Hardsigmoid",
+    "Hardswish",
+    "LeakyReLU",
+    "Linear",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "QFunctional",
+    "Quantize",
+    "QuantizedLinear",
+    "ReLU",
+    "ReLU6",
+    "Sigmoid",
+    "Tanh",
+    "dynamic",
+]

@@ -1,0 +1,340 @@
+"""What quantized modules share: their place in the model, their output grid, their weights.
+
+* :class:`QuantizedModule` names itself in errors, and keeps what is derived from its buffers up to date;
+* :class:`GridModule` has an output grid, ``scale`` and ``zero_point``: buffers, read as a float and an int;
+* :class:`WeightedModule` has integer weights, a float bias and the packed weights that the kernels read.
+
+The numbers and the packed weights that a forward pass uses are derived from the buffers: when a module is made, moved,
+loaded, copied or unpickled, and whenever a forward pass finds that a buffer was replaced or written to. So they cannot
+be stale, and a forward pass does not wait for a device.
+
+May import: ``dtypes``, ``grid``, ``tensor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn, cast
+
+import torch
+from torch import Tensor, nn
+
+from zeropoint import grid
+from zeropoint.ao.nn.quantized._weights import BiasView, WeightView, join_weight, split_weight
+from zeropoint.ao.nn.quantized._torch_layout import flatten_packed_params
+from zeropoint.dtypes import QDtype, as_qdtype, qint8, qint32, quint8
+from zeropoint.tensor import QTensor
+
+__all__ = ["GridModule", "OutputGrid", "QuantizedModule", "WeightedModule"]
+
+OutputGrid = tuple[float, int, int, int, QDtype]
+"""scale, zero_point, smallest and largest code, dtype of what a module returns."""
+
+
+def _version(tensor: Tensor) -> int:
+    """Counts writes to a tensor; tensors made under inference_mode do not count."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
+
+
+class QuantizedModule(nn.Module):
+    """A module that computes on quantized tensors."""
+
+    OBSERVED: ClassVar[bool] = False
+    """Whether the float twin needs an observer on its output. False: the output keeps the input's grid."""
+
+    module_path: str = ""
+    """Where ``convert`` put the module in the model, for error messages."""
+
+    def _get_name(self) -> str:
+        return f"Quantized{type(self).__name__}"
+
+    def _refuse(self, x: Any) -> NoReturn:
+        where = f"{type(self).__name__} {self.module_path!r}" if self.module_path else type(self).__name__
+        if isinstance(x, QTensor):
+            raise RuntimeError(
+                f"quantized {where} takes activations on one grid per tensor, got {x.qscheme()} along axis {x.axis}"
+            )
+        seen = f"a {x.dtype} tensor" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(
+            f"quantized {where} takes a quantized tensor, got {seen}: put a QuantStub in front of it before prepare() "
+            "(and a DeQuantStub behind the quantized part), or quantize the input with quantize_per_tensor"
+        )
+
+
+    # --- moving, copying, loading ---
+
+    DERIVED: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are made from buffers: neither copied nor pickled."""
+
+    def _derive(self) -> None:
+        """Makes what the forward pass uses from the buffers."""
+
+    def _adapt_state(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Brings what a checkpoint holds under ``prefix`` to the shapes and dtypes of this module, before loading."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        before = {name: t for name, t in self._buffers.items() if t is not None and t.is_floating_point()}
+        result = super()._apply(fn, recurse)
+        for name, tensor in before.items():
+            after = cast(Tensor, self._buffers[name])
+            if after.dtype != tensor.dtype:  # half() and the like: grids and biases keep their precision
+                self._buffers[name] = tensor.to(after.device)
+        self._derive()
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        derived = {name for cls in type(self).__mro__ for name in getattr(cls, "DERIVED", ())}
+        return {name: value for name, value in self.__dict__.items() if name not in derived}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._derive()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
+        self._adapt_state(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)  # type: ignore[no-untyped-call]
+        self._derive()
+
+
+class GridModule(QuantizedModule):
+    """A quantized module with an output grid of its own.
+
+    ``scale`` (float64) and ``zero_point`` are buffers, so they move and are saved; as attributes they read as a float
+    and an int, and plain numbers may be assigned. The zero point is a code: it is stored in the storage dtype of the
+    output where that is known, and as int64 where the output takes the input's dtype.
+    """
+
+    OBSERVED = True
+    rectifier: str | None = None
+    """``"relu"`` or ``"relu6"`` when the module clamps what it computes, else None."""
+
+    DERIVED = ("_grid_seen", "_grids")
+    _grids: dict[str, OutputGrid]
+    _grid_seen: tuple[Tensor, int, Tensor, int]
+
+    def _init_grid(self, scale: float | Tensor, zero_point: int | Tensor, dtype: Any = None) -> None:
+        """Registers the grid. ``dtype`` is the quantized dtype of the output; None: that of the input."""
+        storage = torch.int64 if dtype is None else as_qdtype(dtype).storage
+        self._buffers["scale"] = torch.tensor(float(scale), dtype=torch.float64)
+        self._buffers["zero_point"] = torch.tensor(int(zero_point), dtype=storage)
+        self._derive_grid()
+
+    @property
+    def scale(self) -> float:
+        """The step of the output grid; a plain number may be assigned."""
+        return cast(float, self._buffers["scale"].item())  # type: ignore[union-attr]
+
+    @property
+    def zero_point(self) -> int:
+        """The code of real 0 in the output; a plain number may be assigned."""
+        return cast(int, self._buffers["zero_point"].item())  # type: ignore[union-attr]
+
+    @property
+    def output_dtype(self) -> QDtype | None:
+        """The quantized dtype of the output; None where it is the input's."""
+        dtype = cast(Tensor, self._buffers["zero_point"]).dtype
+        return None if dtype == torch.int64 else as_qdtype(dtype)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "scale" and not isinstance(value, Tensor):
+            buffer = cast(Tensor, self._buffers["scale"])
+            value = torch.tensor(grid.check_scale(value), dtype=torch.float64, device=buffer.device)
+        elif name == "zero_point" and not isinstance(value, Tensor):
+            buffer = cast(Tensor, self._buffers["zero_point"])
+            bounds = self.output_dtype or QDtypeRange
+            value = grid.check_zero_point(value, bounds.qmin, bounds.qmax)
+            value = torch.tensor(value, dtype=buffer.dtype, device=buffer.device)
+        super().__setattr__(name, value)
+        if name in ("scale", "zero_point"):
+            self._derive_grid()
+
+    def _derive(self) -> None:
+        super()._derive()
+        self._derive_grid()
+
+    def _derive_grid(self) -> None:
+        """Reads the numbers of the forward pass off the buffers."""
+        scale, zero_point = cast(Tensor, self._buffers["scale"]), cast(Tensor, self._buffers["zero_point"])
+        self._grid_seen = (scale, _version(scale), zero_point, _version(zero_point))
+        if scale.is_meta or zero_point.is_meta:
+            self._grids = {}
+            return
+        step, zero = float(scale), int(zero_point)
+        declared = self.output_dtype
+        self._grids = {}
+        for qdtype in (qint8, quint8, qint32):
+            out = declared or qdtype
+            if out.qmin <= zero <= out.qmax:
+                self._grids[qdtype.name] = (step, zero, *self._code_bounds(step, zero, out), out)
+
+    def _code_bounds(self, scale: float, zero_point: int, qdtype: QDtype) -> tuple[int, int]:
+        low, high = qdtype.qmin, qdtype.qmax
+        if self.rectifier is not None:
+            low = zero_point
+        if self.rectifier == "relu6":
+            high = int(grid.quantize(torch.tensor(6.0), scale, zero_point, qdtype.qmin, qdtype.qmax))
+        return low, high
+
+    def _output_grid(self, input_dtype: QDtype) -> OutputGrid:
+        """The grid of the output for an input of this dtype."""
+        if not torch.compiler.is_compiling():
+            scale, scale_version, zero_point, zero_version = self._grid_seen
+            buffers = self._buffers
+            if (
+                buffers["scale"] is not scale
+                or buffers["zero_point"] is not zero_point
+                or _version(scale) != scale_version
+                or _version(zero_point) != zero_version
+            ):
+                self._derive_grid()
+        found = self._grids.get(input_dtype.name)
+        if found is None:
+            raise ValueError(
+                f"quantized {type(self).__name__} {self.module_path!r} has zero_point {self.zero_point}, which is no "
+                f"code of {input_dtype}: assign a zero_point, or give it an input of the dtype that it was calibrated on"
+            )
+        return found
+
+    def _adapt_state(self, state_dict: dict[str, Any], prefix: str) -> None:
+        super()._adapt_state(state_dict, prefix)
+        for name in ("scale", "zero_point"):
+            value = state_dict.get(prefix + name)
+            if value is None:
+                continue
+            value = torch.as_tensor(value)
+            if value.numel() == 1:
+                value = value.reshape(())
+            buffer = cast(Tensor, self._buffers[name])
+            if name == "zero_point" and value.dtype in (torch.int8, torch.uint8) and value.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(value.dtype)
+            state_dict[prefix + name] = value
+
+
+class QDtypeRange:
+    """Where a zero point may lie while the output dtype is not known."""
+
+    qmin = qint32.qmin
+    qmax = qint32.qmax
+
+
+class WeightedModule(QuantizedModule):
+    """A quantized module with weights.
+
+    Its state is flat plain tensors: ``weight`` (int8 codes), ``weight_scale`` (float32, without dimensions for one
+    grid, else one entry an output channel), ``weight_zero_point`` (int32, of the same shape), ``bias`` (float32, if
+    there is one). ``module.weight`` and ``module.bias`` read as tensors, as in the float module,
+    and may also be called, as ``torch.ao``'s methods are.
+    """
+
+    CHANNEL_AXIS: ClassVar[int] = 0
+    """The output channels' dimension of the weight."""
+
+    _packed_seen: tuple[Tensor, int] | None = None
+
+    def _init_weight(self, shape: tuple[int, ...], bias: bool, device: Any = None) -> None:
+        self._buffers["weight"] = torch.zeros(shape, dtype=torch.int8, device=device)
+        self._buffers["weight_scale"] = torch.ones((), device=device)
+        self._buffers["weight_zero_point"] = torch.zeros((), dtype=torch.int32, device=device)
+        self._buffers["bias"] = torch.zeros(self._channels, device=device) if bias else None
+        self._buffers["_packed"] = None
+        self._non_persistent_buffers_set.add("_packed")
+
+    @property
+    def _channels(self) -> int:
+        """How many output channels there are."""
+        raise NotImplementedError
+
+    def _pack(self, weight: Tensor) -> Tensor:
+        """The weights as the kernels read them."""
+        raise NotImplementedError
+
+    # --- weights as the user sees them ---
+
+    @property
+    def weight(self) -> QTensor:
+        """The qint8 weight, sharing the module's codes. May be called: ``module.weight()`` is the same tensor."""
+        return join_weight(
+            cast(Tensor, self._buffers["weight"]),
+            cast(Tensor, self._buffers["weight_scale"]),
+            cast(Tensor, self._buffers["weight_zero_point"]),
+            self.CHANNEL_AXIS,
+        )
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The float32 bias, or None. May be called: ``module.bias()`` is the same tensor."""
+        bias = self._buffers["bias"]
+        return None if bias is None else cast(Tensor, Tensor._make_subclass(BiasView, bias))
+
+    def set_weight_bias(self, w: Tensor, b: Tensor | None) -> None:
+        """Takes new weights and a new bias, and packs the weights anew.
+
+        Args:
+            w: qint8 tensor of the module's weight shape, on one grid or one an output channel.
+            b: float tensor with one entry an output channel, or None.
+
+        Raises:
+            TypeError: ``w`` is not qint8. ValueError: shapes that do not fit; the module is then unchanged.
+        """
+        codes, scale, zero_point = split_weight(w, self.CHANNEL_AXIS)
+        shape = cast(Tensor, self._buffers["weight"]).shape
+        if codes.shape != shape:
+            raise ValueError(f"{type(self).__name__} takes a weight of shape {tuple(shape)}, got {tuple(codes.shape)}")
+        if b is not None and b.shape != (self._channels,):
+            raise ValueError(f"{type(self).__name__} takes a bias of shape ({self._channels},), got {tuple(b.shape)}")
+        self._buffers["weight"] = codes
+        self._buffers["weight_scale"] = scale
+        self._buffers["weight_zero_point"] = zero_point
+        self._buffers["bias"] = None if b is None else b.detach().to(codes.device, torch.float32, copy=True)
+        self._repack()
+
+    # --- the packed weights ---
+
+    def _repack(self) -> Tensor | None:
+        weight = cast(Tensor, self._buffers["weight"])
+        self._packed_seen = (weight, _version(weight))
+        self._buffers["_packed"] = None if weight.is_meta else self._pack(weight)
+        return self._buffers["_packed"]
+
+    def _packed_weight(self) -> Tensor | None:
+        """The packed weights, made anew if the weights are other ones or were written to."""
+        if torch.compiler.is_compiling():
+            return self._buffers["_packed"]
+        weight, seen = cast(Tensor, self._buffers["weight"]), self._packed_seen
+        if seen is None or seen[0] is not weight or seen[1] != _version(weight):
+            return self._repack()
+        return self._buffers["_packed"]
+
+    # --- moving, copying, loading ---
+
+    DERIVED = ("_packed_seen",)
+
+    def _derive(self) -> None:
+        super()._derive()
+        self._repack()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._buffers["_packed"] = None  # made for the old device
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_buffers": {**self._buffers, "_packed": None}}
+
+    def _adapt_state(self, state_dict: dict[str, Any], prefix: str) -> None:
+        super()._adapt_state(state_dict, prefix)
+        if flatten_packed_params(state_dict, prefix, self.CHANNEL_AXIS):
+            has_bias = prefix + "bias" in state_dict
+            if has_bias != (self._buffers["bias"] is not None):
+                scale = cast(Tensor, self._buffers["weight_scale"])
+                self._buffers["bias"] = scale.new_zeros(self._channels) if has_bias else None
+        for name in ("weight_scale", "weight_zero_point"):
+            value, buffer = state_dict.get(prefix + name), cast(Tensor, self._buffers[name])
+            if not isinstance(value, Tensor):
+                continue
+            if value.numel() == 1 != self._channels:
+                value = state_dict[prefix + name] = value.reshape(())
+            if value.shape in ((), (self._channels,)) and value.shape != buffer.shape:
+                self._buffers[name] = buffer.new_empty(value.shape)

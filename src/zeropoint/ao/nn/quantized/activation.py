@@ -1,0 +1,206 @@
+"""Activation functions on quantized tensors.
+
+ReLU and ReLU6 keep the input's grid; the others have a grid of their own and go through a table of 256 codes.
+
+May import: ``tensor``, ``ops.activation``, and what quantized modules share.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zeropoint.ao.nn._registry import static_twin_of
+from zeropoint.ao.nn.quantized._base import GridModule, QuantizedModule
+from zeropoint.ao.nn.quantized._from_float import output_grid, require_class
+from zeropoint.tensor import QTensor, make_qtensor
+
+__all__ = ["ELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "ReLU", "ReLU6", "Sigmoid", "Tanh"]
+
+_U = TypeVar("_U", bound="_Unary")
+
+
+@static_twin_of(nn.ReLU)
+class ReLU(QuantizedModule):
+    """``max(x, 0)``, on the input's grid. A float tensor outside the quantized region is served too.
+
+    Args:
+        inplace: write into the input.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A tensor of ``x``'s kind. Raises RuntimeError for a per-channel grid."""
+        return F.relu(x, self.inplace)
+
+    def extra_repr(self) -> str:
+        return "inplace=True" if self.inplace else ""
+
+    @classmethod
+    def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> ReLU:
+        """The twin of a float module; it needs no calibration."""
+        return cls(bool(getattr(mod, "inplace", False)))
+
+
+@static_twin_of(nn.ReLU6)
+class ReLU6(ReLU):
+    """``clamp(x, 0, 6)``, on the input's grid. A float tensor outside the quantized region is served too.
+
+    Args:
+        inplace: write into the input.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A tensor of ``x``'s kind. Raises RuntimeError for a per-channel grid."""
+        return F.relu6(x, self.inplace)
+
+
+class _Unary(GridModule):
+    """A function of one value, from codes to codes, on an output grid of its own."""
+
+    FUNCTION: ClassVar[str]
+    FLOAT_CLASS: ClassVar[type[nn.Module]]
+
+    def __init__(self, scale: float, zero_point: int) -> None:
+        super().__init__()
+        self._init_grid(scale, zero_point)
+
+    def _arguments(self) -> tuple[float, ...]:
+        return ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A quantized tensor of ``x``'s shape. Raises TypeError for a float tensor, RuntimeError for a per-channel one."""
+        if not isinstance(x, QTensor) or x.axis is not None:
+            self._refuse(x)
+        scale, zero_point, _, _, qdtype = self._output_grid(x.qdtype)
+        codes = torch.ops.zeropoint.activation.default(
+            x._codes, self.FUNCTION, self._arguments(), x.scale, x.zero_point, scale, zero_point, qdtype.storage
+        )
+        return make_qtensor(codes, qdtype, scale, zero_point)
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale}, zero_point={self.zero_point}"
+
+    @classmethod
+    def from_float(cls: type[_U], mod: nn.Module, use_precomputed_fake_quant: bool = False) -> _U:
+        """The twin of a calibrated float module. Raises TypeError for another class, RuntimeError if not prepared."""
+        require_class(mod, (cls.FLOAT_CLASS,), cls)
+        scale, zero_point, qdtype = output_grid(mod)
+        twin = cls(scale, zero_point, **cls._options(mod))
+        twin._init_grid(scale, zero_point, qdtype)
+        return twin
+
+    @classmethod
+    def _options(cls, mod: Any) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_reference(cls: type[_U], mod: nn.Module, scale: float, zero_point: int) -> _U:
+        """The twin of a float module on a given output grid."""
+        return cls(float(scale), int(zero_point), **cls._options(mod))
+
+
+@static_twin_of(nn.ELU)
+class ELU(_Unary):
+    """``x`` above zero, ``alpha * expm1(x)`` below.
+
+    Args:
+        scale, zero_point: the output's grid.
+        alpha: the limit at minus infinity, negated.
+    """
+
+    FUNCTION = "elu"
+    FLOAT_CLASS = nn.ELU
+
+    def __init__(self, scale: float, zero_point: int, alpha: float = 1.0) -> None:
+        super().__init__(scale, zero_point)
+        self.alpha = alpha
+
+    def _arguments(self) -> tuple[float, ...]:
+        return (self.alpha,)
+
+    @classmethod
+    def _options(cls, mod: Any) -> dict[str, Any]:
+        return {"alpha": mod.alpha}
+
+
+@static_twin_of(nn.LeakyReLU)
+class LeakyReLU(_Unary):
+    """``x`` above zero, ``negative_slope * x`` below.
+
+    Args:
+        scale, zero_point: the output's grid.
+        negative_slope: the slope below zero.
+        inplace: accepted as in the float module; the output has a grid of its own, so it is always a new tensor.
+    """
+
+    FUNCTION = "leaky_relu"
+    FLOAT_CLASS = nn.LeakyReLU
+
+    def __init__(self, scale: float, zero_point: int, negative_slope: float = 1e-2, inplace: bool = False) -> None:
+        super().__init__(scale, zero_point)
+        self.negative_slope = negative_slope
+
+    def _arguments(self) -> tuple[float, ...]:
+        return (self.negative_slope,)
+
+    @classmethod
+    def _options(cls, mod: Any) -> dict[str, Any]:
+        return {"negative_slope": mod.negative_slope}
+
+
+@static_twin_of(nn.Hardswish)
+class Hardswish(_Unary):
+    """``x * clamp(x + 3, 0, 6) / 6``.
+
+    Args:
+        scale, zero_point: the output's grid.
+    """
+
+    FUNCTION = "hardswish"
+    FLOAT_CLASS = nn.Hardswish
+
+
+@static_twin_of(nn.Hardsigmoid)
+class Hardsigmoid(_Unary):
+    """``clamp(x / 6 + 0.5, 0, 1)``.
+
+    Args:
+        scale, zero_point: the output's grid.
+    """
+
+    FUNCTION = "hardsigmoid"
+    FLOAT_CLASS = nn.Hardsigmoid
+
+
+@static_twin_of(nn.Sigmoid)
+class Sigmoid(_Unary):
+    """``1 / (1 + exp(-x))``.
+
+    Args:
+        output_scale, output_zero_point: the output's grid.
+    """
+
+    FUNCTION = "sigmoid"
+    FLOAT_CLASS = nn.Sigmoid
+
+    def __init__(self, output_scale: float, output_zero_point: int) -> None:
+        super().__init__(output_scale, output_zero_point)
+
+
+@static_twin_of(nn.Tanh)
+class Tanh(_Unary):
+    """Hyperbolic tangent.
+
+    Args:
+        scale, zero_point: the output's grid.
+    """
+
+    FUNCTION = "tanh"
+    FLOAT_CLASS = nn.Tanh

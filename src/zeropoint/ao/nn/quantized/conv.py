@@ -1,0 +1,204 @@
+"""Convolutions on quantized tensors.
+
+May import: ``tensor``, ``ops.conv``, and what quantized modules share.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from zeropoint.ao.nn._registry import static_twin_of
+from zeropoint.ao.nn.quantized._base import GridModule, WeightedModule
+from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid, require_class
+from zeropoint.ops.conv import pad_codes, padding_pairs, to_tuple
+from zeropoint.tensor import QTensor, make_qtensor
+
+__all__ = ["Conv1d", "Conv2d", "Conv3d"]
+
+_PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+Size = int | tuple[int, ...]
+
+
+class _ConvNd(WeightedModule, GridModule):
+    """Convolution from codes to codes: int8 weights, exact integer sums, one rounding at the end.
+
+    The arguments are those of the float module. Padding with zeros pads with the code of real zero. The input is a
+    per-tensor qint8 or quint8 tensor (N, C, spatial) or (C, spatial) on whatever grid it has; the output lies
+    channels-last in memory and has the dtype that the activation observer declared, else the input's.
+
+    Attributes:
+        weight: qint8 tensor (out_channels, in_channels / groups, kernel), on one grid or one an output channel; callable.
+        bias: float32 tensor (out_channels,) or None; callable.
+        scale, zero_point: the output's grid; plain numbers may be assigned.
+
+    Raises:
+        ValueError: channels that ``groups`` does not divide, an unknown padding mode, no output channels.
+    """
+
+    RANK: ClassVar[int]
+    FLOAT_CLASS: ClassVar[type[nn.Module]]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if out_channels < 1 or in_channels < 1:
+            raise ValueError(f"{type(self).__name__} needs channels, got {in_channels} in and {out_channels} out")
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ValueError(f"groups={groups} does not divide {in_channels} input and {out_channels} output channels")
+        if padding_mode not in _PADDING_MODES:
+            raise ValueError(f"padding_mode must be one of {_PADDING_MODES}, got {padding_mode!r}")
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = to_tuple(kernel_size, self.RANK, "kernel_size")
+        self.stride = to_tuple(stride, self.RANK, "stride")
+        self.dilation = to_tuple(dilation, self.RANK, "dilation")
+        self.padding = padding if isinstance(padding, str) else to_tuple(padding, self.RANK, "padding")
+        self._padding_pairs = padding_pairs(padding, self.kernel_size, self.stride, self.dilation)
+        self.transposed = False
+        self.output_padding = (0,) * self.RANK
+        self.groups = groups
+        self.padding_mode = padding_mode
+        self._init_grid(1.0, 0)
+        self._init_weight((out_channels, in_channels // groups, *self.kernel_size), bias, device)
+
+    @property
+    def _channels(self) -> int:
+        return self.out_channels
+
+    def _pack(self, weight: Tensor) -> Tensor:
+        return cast(Tensor, torch.ops.zeropoint.conv_pack.default(weight, self.groups))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A quantized (N, out_channels, spatial) tensor.
+
+        Raises:
+            TypeError: ``x`` is not quantized. RuntimeError: a per-channel grid, or sizes that do not fit.
+        """
+        if not isinstance(x, QTensor) or x.axis is not None:
+            self._refuse(x)
+        codes, pairs = x._codes, self._padding_pairs
+        batched = codes.dim() != self.RANK + 1
+        if not batched:
+            codes = codes.unsqueeze(0)
+        if self.padding_mode != "zeros":
+            codes, pairs = pad_codes(codes, pairs, self.padding_mode), [0] * len(pairs)
+        scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
+        buffers = self._buffers
+        out = torch.ops.zeropoint.conv.default(
+            codes,
+            x.scale,
+            x.zero_point,
+            buffers["weight"],
+            buffers["weight_scale"],
+            buffers["weight_zero_point"],
+            buffers["bias"],
+            self.stride,
+            pairs,
+            self.dilation,
+            self.groups,
+            scale,
+            zero_point,
+            low,
+            high,
+            qdtype.storage,
+            self._packed_weight(),
+        )
+        return make_qtensor(out if batched else out.squeeze(0), qdtype, scale, zero_point)
+
+    def extra_repr(self) -> str:
+        words = [
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"scale={self.scale}, zero_point={self.zero_point}"
+        ]
+        if isinstance(self.padding, str) or any(self.padding):
+            words.append(f"padding={self.padding}")
+        if math.prod(self.dilation) != 1:
+            words.append(f"dilation={self.dilation}")
+        if self.groups != 1:
+            words.append(f"groups={self.groups}")
+        if self._buffers["bias"] is None:
+            words.append("bias=False")
+        if self.padding_mode != "zeros":
+            words.append(f"padding_mode={self.padding_mode}")
+        return ", ".join(words)
+
+    @classmethod
+    def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> _ConvNd:
+        """The quantized twin of a calibrated float or QAT module.
+
+        Args:
+            mod: the float class of the same rank or a subclass, with a qconfig and an ``activation_post_process``.
+            use_precomputed_fake_quant: keep the weight grid that ``mod.weight_fake_quant`` trained.
+
+        Raises:
+            TypeError: another class. RuntimeError: no qconfig, or not prepared.
+        """
+        require_class(mod, (cls.FLOAT_CLASS,), cls)
+        return cls._from_layer(mod, mod, use_precomputed_fake_quant)
+
+    @classmethod
+    def _from_layer(cls, mod: nn.Module, layer: nn.Module, use_precomputed_fake_quant: bool) -> _ConvNd:
+        twin = cls._like(layer)
+        weight, bias = calibrated_weight(mod, layer, cls.CHANNEL_AXIS, use_precomputed_fake_quant)
+        twin.set_weight_bias(weight, bias)
+        twin._init_grid(*output_grid(mod))
+        return twin
+
+    @classmethod
+    def _like(cls, layer: Any) -> _ConvNd:
+        return cls(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.groups,
+            layer.bias is not None,
+            layer.padding_mode,
+        )
+
+    @classmethod
+    def from_reference(cls, ref_qconv: Any, output_scale: float, output_zero_point: int) -> _ConvNd:
+        """From a reference module: a float convolution with a ``get_quantized_weight()``, and an output grid."""
+        twin = cls._like(ref_qconv)
+        twin.set_weight_bias(ref_qconv.get_quantized_weight(), ref_qconv.bias)
+        twin.scale, twin.zero_point = float(output_scale), int(output_zero_point)
+        return twin
+
+
+@static_twin_of(nn.Conv1d)
+class Conv1d(_ConvNd):
+    __doc__ = "1d " + (_ConvNd.__doc__ or "")
+    RANK = 1
+    FLOAT_CLASS = nn.Conv1d
+
+
+@static_twin_of(nn.Conv2d)
+class Conv2d(_ConvNd):
+    __doc__ = "2d " + (_ConvNd.__doc__ or "")
+    RANK = 2
+    FLOAT_CLASS = nn.Conv2d
+
+
+@static_twin_of(nn.Conv3d)
+class Conv3d(_ConvNd):
+    __doc__ = "3d " + (_ConvNd.__doc__ or "")
+    RANK = 3
+    FLOAT_CLASS = nn.Conv3d
