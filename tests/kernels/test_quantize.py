@@ -34,7 +34,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def specials(dtype: torch.dtype) -> Tensor:
-    """What rounding and saturation can go wrong on: ties, ends, signed zeros, subnormals, huge and non-finite values."""
+    """Where rounding and saturation go wrong: ties, ends, signed zeros, subnormals, huge and non-finite values."""
     info = torch.finfo(dtype)
     numbers = [0.0, -0.0, info.max, info.min, info.tiny, -info.tiny, info.smallest_normal / 2, info.eps]
     numbers += [float("inf"), float("-inf"), float("nan"), 2.0**15, -(2.0**15), 2.0**31, 2.0**32, -(2.0**33), 2.0**63]
@@ -131,7 +131,7 @@ class TestPerTensor:
 class TestPerChannel:
     @dtypes
     @storages
-    @pytest.mark.parametrize("zero_dtype", (torch.int64, torch.int32, torch.float32, torch.float64), ids=str)
+    @pytest.mark.parametrize("zero_dtype", [torch.int64, torch.int32, torch.float32, torch.float64], ids=str)
     def test_axes_and_layouts(self, dtype: torch.dtype, storage: torch.dtype, zero_dtype: torch.dtype) -> None:
         low, high = ends(storage)
         for shape in ((3, 5, 4, 7), (2, 1, 3, 40), (4, 40, 3, 3)):
@@ -146,8 +146,8 @@ class TestPerChannel:
                     back = (c, *grid, dtype)
                     assert_same(OPS.dequantize_per_channel(*back), quantize.dequantize_per_channel_reference(*back))
 
-    @pytest.mark.parametrize("zero_dtype", (torch.int64, torch.float32), ids=str)
-    @pytest.mark.parametrize("shape", ((5000, 3), (3, 5000), (1, 70), (0, 4), (300, 200)), ids=str)
+    @pytest.mark.parametrize("zero_dtype", [torch.int64, torch.float32], ids=str)
+    @pytest.mark.parametrize("shape", [(5000, 3), (3, 5000), (1, 70), (0, 4), (300, 200)], ids=str)
     def test_long_and_short_rows(self, zero_dtype: torch.dtype, shape: tuple[int, int]) -> None:
         for axis in (0, 1):
             grid = (torch.rand(shape[axis]) + 0.1, (torch.rand(shape[axis]) * 200).to(zero_dtype), axis)
@@ -198,7 +198,7 @@ class TestRangeAndLookup:
                 assert OPS.dynamic_range(x)[0].item() == -4.0
                 assert OPS.dynamic_range(-x)[1].item() == 4.0
 
-    @pytest.mark.parametrize("storage", (torch.int8, torch.uint8), ids=str)
+    @pytest.mark.parametrize("storage", [torch.int8, torch.uint8], ids=str)
     @pytest.mark.parametrize("out", CODES, ids=str)
     def test_lookup(self, storage: torch.dtype, out: torch.dtype) -> None:
         table = codes((256,), out)
@@ -235,7 +235,7 @@ class TestRefusals:
             lambda: OPS.dynamic_range(c),
             lambda: OPS.lookup(c.int(), torch.zeros(256, dtype=torch.int8)),
         ):
-            with pytest.raises(RuntimeError, match="expected|dtype"):
+            with pytest.raises(RuntimeError, match=r"expected|dtype"):
                 call()
 
     def test_sizes(self) -> None:

@@ -110,7 +110,8 @@ def group_norm_reference(
     """Group norm: as batch norm, with the statistics of each group of each sample."""
     batch, channels = x.shape[:2]
     members = channels // num_groups
-    size = members * math.prod(x.shape[2:])
+    spatial = math.prod(x.shape[2:])
+    size = members * spatial
     steps, mean, var = _statistics((x.to(torch.int64) - x_zero_point).reshape(batch, num_groups, size))
     factor, offset = _affine(
         None if weight is None else weight.reshape(num_groups, members),
@@ -121,7 +122,7 @@ def group_norm_reference(
         x_scale,
         out_scale,
     )
-    steps = steps.reshape(batch, num_groups, members, -1)
+    steps = steps.reshape(batch, num_groups, members, spatial)
     codes = grid.requantize(steps, factor.unsqueeze(-1), offset.unsqueeze(-1), out_zero_point, out_min, out_max)
     return _like(x, out_dtype).copy_(codes.reshape(x.shape))
 
