@@ -13,6 +13,7 @@ Pure functions on tensors. May import: torch only.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -25,6 +26,7 @@ __all__ = [
     "check_zero_point",
     "choose_qparams",
     "clamp_codes",
+    "code_of",
     "compute_dtype",
     "dequantize",
     "fake_quantize",
@@ -142,6 +144,18 @@ def quantize_stochastic(x: Tensor, scale: Tensor | float, noise: Tensor, quant_m
     dtype = compute_dtype(x.dtype)
     inverse = 1.0 / torch.as_tensor(scale, dtype=dtype, device=x.device)
     return clamp_codes(torch.floor(x.to(dtype) * inverse + noise), 0, quant_min, quant_max)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def code_of(value: float, scale: float, zero_point: int, quant_min: int, quant_max: int) -> int:
+    """The code of one real number on a per-tensor grid: what a bound such as 6.0, or a padding value, is there."""
+    return _code_of(value, scale, zero_point, quant_min, quant_max)
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_of(value: float, scale: float, zero_point: int, quant_min: int, quant_max: int) -> int:
+    with torch.utils._python_dispatch._disable_current_modes():
+        return int(quantize(torch.tensor(value, dtype=torch.float32), scale, zero_point, quant_min, quant_max))
 
 
 def dequantize(codes: Tensor, scale: Tensor | float, zero_point: Tensor | int, dtype: torch.dtype) -> Tensor:

@@ -455,8 +455,7 @@ def code_of(x: QTensor, value: float) -> int:
     real = float(value)
     if math.isnan(real):
         raise ValueError("NaN has no place on a quantized tensor's grid")
-    at = torch.tensor(real, dtype=torch.float32)
-    return int(grid.quantize(at, x.scale, x.zero_point, x.qdtype.qmin, x.qdtype.qmax))
+    return grid.code_of(real, x.scale, x.zero_point, x.qdtype.qmin, x.qdtype.qmax)
 
 
 @implements(F.pad)
@@ -470,7 +469,7 @@ def _pad(func: Any, input: QTensor, pad: Sequence[int], mode: str = "constant", 
         )
     pairs = [p for d in reversed(range(rank)) for p in pad[2 * d : 2 * d + 2]]
     if mode == "constant":
-        fill = input.zero_point if value is None else code_of(input, value)
+        fill = code_of(input, value) if value else input.zero_point
         return input._with_codes(pad_codes(input._codes, pairs, mode, fill))
     if value is not None and value != 0:
         raise ValueError(f"padding mode {mode!r} takes no value, got {value}")
