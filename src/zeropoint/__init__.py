@@ -40,6 +40,7 @@ from zeropoint.ops.quantize import (
     quantize_per_tensor_dynamic,
     requantize,
 )
+from zeropoint import checkpoint  # isort: skip
 
 backends.load()
 
@@ -50,6 +51,7 @@ __all__ = [
     "QScheme",
     "QTensor",
     "backends",
+    "checkpoint",
     "dequantize",
     "int_repr",
     "is_quantized",

@@ -104,7 +104,10 @@ def embeddings() -> dict[str, Any]:
     one, bag = nnq.Embedding(6, 8), nnq.EmbeddingBag(6, 8, dtype=torch.quint4x2, include_last_offset=False)
     for module, dtype in ((one, torch.quint8), (bag, torch.quint4x2)):
         observer = tq.PerChannelMinMaxObserver(
-            dtype=dtype, qscheme=torch.per_channel_affine_float_qparams, ch_axis=0, **({} if dtype == torch.quint8 else {"quant_min": 0, "quant_max": 15})
+            dtype=dtype,
+            qscheme=torch.per_channel_affine_float_qparams,
+            ch_axis=0,
+            **({} if dtype == torch.quint8 else {"quant_min": 0, "quant_max": 15}),
         )
         weight = torch.randn(6, 8)
         observer(weight)

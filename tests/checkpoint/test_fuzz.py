@@ -21,7 +21,17 @@ FILES = sorted(path for path in FIXTURES.glob("*.pt") if path.name != "expected.
 
 _watching = False
 _caught: list[str] = []
-_FORBIDDEN = {"exec", "compile", "import", "open", "os.system", "os.exec", "subprocess.Popen", "pickle.find_class", "socket.connect"}
+_FORBIDDEN = {
+    "exec",
+    "compile",
+    "import",
+    "open",
+    "os.system",
+    "os.exec",
+    "subprocess.Popen",
+    "pickle.find_class",
+    "socket.connect",
+}
 
 
 def _watch(event: str, args: Any) -> None:
@@ -45,7 +55,11 @@ def _touch(value: Any, depth: int = 0) -> None:
         for item in value:
             _touch(item)
     elif isinstance(value, (PackedParams, ModuleRecord)):
-        for read in (getattr(value, "cell", None), getattr(value, "weight_bias", None), getattr(value, "state_dict", None)):
+        for read in (
+            getattr(value, "cell", None),
+            getattr(value, "weight_bias", None),
+            getattr(value, "state_dict", None),
+        ):
             if read is not None:
                 try:
                     read()

@@ -11,6 +11,20 @@ May import: everything below the reports.
 from __future__ import annotations
 
 from zeropoint.checkpoint._archive import load
+from zeropoint.checkpoint._convert import ConversionSummary, convert_file, convert_state_dict
 from zeropoint.checkpoint._records import CheckpointError, ModuleRecord, PackedParams, Record
+from zeropoint.checkpoint._safetensors import load_file, read_facts, save_file
 
-__all__ = ["CheckpointError", "ModuleRecord", "PackedParams", "Record", "load"]
+__all__ = [
+    "CheckpointError",
+    "ConversionSummary",
+    "ModuleRecord",
+    "PackedParams",
+    "Record",
+    "convert_file",
+    "convert_state_dict",
+    "load",
+    "load_file",
+    "read_facts",
+    "save_file",
+]

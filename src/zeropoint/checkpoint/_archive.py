@@ -33,9 +33,7 @@ _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 _DEEPEST: Final = 200
 
 
-def load(
-    source: Source, *, map_location: Location = "cpu", mmap: bool = False, allow: Iterable[str] = ()
-) -> Any:
+def load(source: Source, *, map_location: Location = "cpu", mmap: bool = False, allow: Iterable[str] = ()) -> Any:
     """Reads a file that ``torch.save`` wrote, without running code from it.
 
     Quantized tensors of ``torch.ao`` become :class:`~zeropoint.QTensor`, packed parameters
@@ -191,7 +189,9 @@ class _ZipReader:
             raise CheckpointError(f"a ZIP archive with {len(names)} records called data.pkl: not a file of torch.save")
         self._folder = names[0].removesuffix("data.pkl")
         if f"{self._folder}constants.pkl" in self._members:
-            raise CheckpointError("this is a TorchScript archive: load it with torch.jit.load and save its state_dict()")
+            raise CheckpointError(
+                "this is a TorchScript archive: load it with torch.jit.load and save its state_dict()"
+            )
         order = self._members.get(f"{self._folder}byteorder")
         if order is not None and bytes(self._record(order)) != sys.byteorder.encode():
             raise CheckpointError("the file was written on a machine of another byte order")
@@ -238,7 +238,9 @@ class _ZipReader:
             self._storages[key] = self._read(member, location)
         data = self._storages[key]
         if not 0 <= data.nbytes() - numel * kind.dtype.itemsize < kind.dtype.itemsize:
-            raise CheckpointError(f"storage {key} should be {numel} elements of {kind.dtype}, it has {data.nbytes()} bytes")
+            raise CheckpointError(
+                f"storage {key} should be {numel} elements of {kind.dtype}, it has {data.nbytes()} bytes"
+            )
         return Stored(kind, data, numel)
 
     def _read(self, member: zipfile.ZipInfo, location: str) -> torch.UntypedStorage:
@@ -276,7 +278,9 @@ class _LegacyReader:
 
     def load(self) -> Any:
         if bytes(self._data[257:262]) == b"ustar":
-            raise CheckpointError("this is a tar file of torch before 0.1.10: load and save it with a torch of that time")
+            raise CheckpointError(
+                "this is a tar file of torch before 0.1.10: load and save it with a torch of that time"
+            )
         if self._data[0] != 0x80:
             raise CheckpointError("this is no file of torch.save")
         magic, position = self._unpickle(0, None)
@@ -301,7 +305,11 @@ class _LegacyReader:
     def _find_nothing(self, module: str, name: str) -> Any:
         """Stands in for every global while the storages are looked for: nothing is built."""
         found = self._allowed.find(module, name)
-        if isinstance(found, Builder) and found.name not in ("collections.OrderedDict", "builtins.set", "__builtin__.set"):
+        if isinstance(found, Builder) and found.name not in (
+            "collections.OrderedDict",
+            "builtins.set",
+            "__builtin__.set",
+        ):
             return Builder(found.name, lambda *args: Record(found.name))
         return found
 

@@ -187,7 +187,9 @@ def _on_grid(codes: Tensor, scale: Any, zero_point: Any, axis: int | None) -> QT
     """The quantized tensor; an impossible grid is an error that names what is wrong with it."""
     for name, value in (("scale", scale), ("zero point", zero_point)):
         if axis is None and (isinstance(value, (bool, Tensor)) or not isinstance(value, (int, float))):
-            raise CheckpointError(f"the {name} of a per-tensor grid must be a number, the file has {type(value).__name__}")
+            raise CheckpointError(
+                f"the {name} of a per-tensor grid must be a number, the file has {type(value).__name__}"
+            )
     try:
         return QTensor.from_codes(codes, scale, zero_point, axis=axis)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -256,7 +258,13 @@ def _view(data: torch.UntypedStorage, dtype: torch.dtype, numel: int, offset: An
 
 
 def _rebuild_tensor(
-    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False, hooks: Any = None, metadata: Any = None
+    storage: Any,
+    offset: Any,
+    size: Any,
+    stride: Any,
+    requires_grad: Any = False,
+    hooks: Any = None,
+    metadata: Any = None,
 ) -> Tensor:
     if not isinstance(storage, Stored) or storage.kind.qdtype is not None:
         raise CheckpointError("a tensor over something that is no storage of plain numbers")

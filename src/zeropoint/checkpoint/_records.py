@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 __all__ = ["CheckpointError", "ModuleRecord", "PackedParams", "Record", "module_state"]
@@ -78,7 +79,9 @@ class PackedParams(Record):
             tensors = contents[1]
             if isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], Tensor):
                 return tensors[0], None
-        raise CheckpointError(f"packed parameters {self.kind or '(unnamed)'!r} hold no weight and bias in a known layout")
+        raise CheckpointError(
+            f"packed parameters {self.kind or '(unnamed)'!r} hold no weight and bias in a known layout"
+        )
 
     def cell(self) -> dict[str, Any]:
         """The parameters of one direction of one LSTM or GRU layer.
@@ -88,7 +91,11 @@ class PackedParams(Record):
             ``bias_ih`` and ``bias_hh``.
         """
         contents = self.contents
-        if self.kind == "CellParamsBase" and len(contents) == 5 and contents[0] in ("quantized_dynamic", "quantized_fp16"):
+        if (
+            self.kind == "CellParamsBase"
+            and len(contents) == 5
+            and contents[0] in ("quantized_dynamic", "quantized_fp16")
+        ):
             tensors, packed = contents[1], contents[4]
             if isinstance(packed, list) and len(packed) == 2 and all(isinstance(part, PackedParams) for part in packed):
                 (weight_ih, bias_ih), (weight_hh, bias_hh) = (part.weight_bias() for part in packed)
@@ -96,7 +103,9 @@ class PackedParams(Record):
                     bias_ih, bias_hh = tensors
                 biases = {"bias_ih": bias_ih, "bias_hh": bias_hh}
                 return {"weight_ih": weight_ih, "weight_hh": weight_hh, **biases}
-        raise CheckpointError(f"packed parameters {self.kind or '(unnamed)'!r} hold no recurrent layer in a known layout")
+        raise CheckpointError(
+            f"packed parameters {self.kind or '(unnamed)'!r} hold no recurrent layer in a known layout"
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -115,9 +124,14 @@ class ModuleRecord(Record):
         return dict(module_state(self, ""))
 
 
-_CONV_STATE = 14  # in_channels, out_channels, …, weight, bias, scale, zero_point, training
+_CONV_STATE = 15  # in_channels, out_channels, …, weight, bias, scale, zero_point, training
 _ATTRIBUTES = ("scale", "zero_point", "param", "_packed_weight_ih", "_packed_weight_hh")
 """What ``torch.ao``'s modules keep as plain attributes and write to their state dicts."""
+
+
+def _as_saved(value: Any) -> Any:
+    """Scales and zero points are numbers in a module and tensors in its state dict."""
+    return torch.tensor(value) if type(value) in (int, float) and abs(value) < 2**62 else value
 
 
 def module_state(record: Record, prefix: str, _depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -126,7 +140,9 @@ def module_state(record: Record, prefix: str, _depth: int = 0) -> Iterator[tuple
         raise CheckpointError("modules nested more than 100 deep")
     state = record.state
     if isinstance(state, tuple) and len(state) == _CONV_STATE and "conv" in record.name.lower():
-        yield from zip((f"{prefix}{name}" for name in ("weight", "bias", "scale", "zero_point")), state[9:13], strict=True)
+        for name, value in zip(("weight", "bias", "scale", "zero_point"), state[10:14], strict=True):
+            if value is not None:
+                yield f"{prefix}{name}", _as_saved(value)
         return
     if not isinstance(state, dict):
         return
@@ -138,7 +154,7 @@ def module_state(record: Record, prefix: str, _depth: int = 0) -> Iterator[tuple
                 yield f"{prefix}{name}", value
     for name in _ATTRIBUTES:
         if name in state and ".quantized." in record.name:
-            yield f"{prefix}{name}", state[name]
+            yield f"{prefix}{name}", _as_saved(state[name])
     for name in ("_packed_params", "_packed_weight"):
         packed = state.get(name)
         if isinstance(packed, PackedParams):
