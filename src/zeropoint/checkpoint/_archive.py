@@ -73,7 +73,7 @@ def load(source: Source, *, map_location: Location = "cpu", mmap: bool = False, 
         raise CheckpointError("the file is empty")
     budget = Budget(len(data))
     allowed = Allowed(budget, allow)
-    if data[:4] == _ZIP_MAGIC:
+    if bytes(data[:4]) == _ZIP_MAGIC:
         found = _ZipReader(data, path if mmap else None, place, budget, allowed).load()
     elif mmap:
         raise CheckpointError("mmap=True needs a ZIP file; this one is in the older stream format")
@@ -119,8 +119,8 @@ def _placer(map_location: Location) -> Callable[[str], torch.device]:
 def _moved(data: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
     if device.type == "cpu":
         return data
-    whole = torch.empty(0, dtype=torch.uint8).set_(data)  # type: ignore[call-overload]
-    return whole.to(device).untyped_storage()  # type: ignore[no-any-return]
+    whole = torch.empty(0, dtype=torch.uint8).set_(data)
+    return whole.to(device).untyped_storage()
 
 
 def _untyped(data: memoryview) -> torch.UntypedStorage:
@@ -212,7 +212,7 @@ class _ZipReader:
         """
         if member.compress_type != zipfile.ZIP_STORED:
             raise CheckpointError(f"record {member.filename} is compressed: unpack the archive and store it plain")
-        header = self._data[member.header_offset : member.header_offset + _LOCAL_HEADER.size]
+        header = bytes(self._data[member.header_offset : member.header_offset + _LOCAL_HEADER.size])
         if len(header) != _LOCAL_HEADER.size or header[:4] != _ZIP_MAGIC:
             raise CheckpointError(f"the ZIP archive is damaged: record {member.filename} is not where it should be")
         _, name_length, extra_length = _LOCAL_HEADER.unpack(header)

@@ -250,11 +250,12 @@ def _view(data: torch.UntypedStorage, dtype: torch.dtype, numel: int, offset: An
         last = start - 1
     if last >= numel:
         raise CheckpointError(
-            f"a tensor of shape {sizes}, strides {strides} and offset {start} reaches beyond its storage of {numel} elements"
+            f"a tensor of shape {sizes}, strides {strides} and offset {start} reaches beyond its storage "
+            f"of {numel} elements"
         )
     if elements > max(numel, _LARGEST_EXPANDED):
         raise CheckpointError(f"a tensor of shape {sizes} over a storage of only {numel} elements")
-    return torch.empty(0, dtype=dtype, device=data.device).set_(data, start, sizes, strides)  # type: ignore[call-overload,no-any-return]
+    return torch.empty(0, dtype=dtype, device=data.device).set_(data, start, sizes, strides)
 
 
 def _rebuild_tensor(

@@ -46,7 +46,7 @@ class PackedParams(Record):
 
     @property
     def kind(self) -> str:
-        """``LinearPackedParamsBase``, ``CellParamsBase``, ``EmbeddingPackedParamsBase`` …, or "" if the file has none."""
+        """``LinearPackedParamsBase``, ``CellParamsBase``, ``EmbeddingPackedParamsBase`` …, or "" if there is none."""
         return self.state[1].rpartition(".")[2] if self._is_whole() else ""
 
     @property

@@ -104,9 +104,8 @@ class Unpickler:
     def _bytes(self, count: int) -> bytes:
         end = self.position + count
         if end > len(self.data):
-            raise CheckpointError(
-                f"the file is truncated: {count} bytes expected at byte {self.position}, {len(self.data) - self.position} left"
-            )
+            left = len(self.data) - self.position
+            raise CheckpointError(f"the file is truncated: {count} bytes expected at byte {self.position}, {left} left")
         part = bytes(self.data[self.position : end])
         self.position = end
         return part
