@@ -324,6 +324,7 @@ def _torch_tanh(func: Any, x: QTensor) -> QTensor:
     return tanh(x)
 
 
+# torch.compile looks past a subclass in F.hardsigmoid and F.hardswish; compiled code calls the functions above.
 @implements(F.hardsigmoid)
 def _torch_hardsigmoid(func: Any, x: QTensor, inplace: bool = False) -> QTensor:
     return _written(x, hardsigmoid(x), inplace)
