@@ -148,17 +148,18 @@ void run_words(const Job& job) {
   const Packed& packed = *job.packed;
   const int64_t groups = job.group_end - job.group_begin;
   const int64_t depth = groups * kGroup;
+  const int64_t stride = depth + 36;
   auto* wide = static_cast<int16_t*>(
-      thread_scratch(Scratch::words, static_cast<size_t>(job.m * depth) * sizeof(int16_t)));
+      thread_scratch(Scratch::words, static_cast<size_t>(job.m * stride) * sizeof(int16_t)));
   for (int64_t row = 0; row < job.m; ++row)
-    widen(job.a + row * job.a_stride + job.group_begin * kGroup, wide + row * depth, depth);
+    widen(job.a + row * job.a_stride + job.group_begin * kGroup, wide + row * stride, depth);
   alignas(32) int32_t tile[kWordRows * kPanel];
   for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
     const int8_t* b = packed.panel(n / kPanel) + job.group_begin * kStep;
     const int64_t columns = job.n_end - n < kPanel ? job.n_end - n : kPanel;
     for (int64_t row = 0; row < job.m; row += kWordRows) {
       const int64_t rows = job.m - row < kWordRows ? job.m - row : kWordRows;
-      kWords[rows](wide + row * depth, depth, b, groups, tile);
+      kWords[rows](wide + row * stride, stride, b, groups, tile);
       store_panel(tile, row, rows, n, columns, packed, *job.epilogue);
     }
   }
