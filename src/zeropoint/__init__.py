@@ -40,7 +40,7 @@ from zeropoint.ops.quantize import (
     quantize_per_tensor_dynamic,
     requantize,
 )
-from zeropoint import checkpoint  # isort: skip
+from zeropoint import checkpoint, serialization  # isort: skip
 
 backends.load()
 
@@ -76,4 +76,5 @@ __all__ = [
     "quantized_linear_dynamic",
     "quint8",
     "requantize",
+    "serialization",
 ]

@@ -1,0 +1,47 @@
+"""``convert-checkpoint``: an old file of ``torch.ao``, written anew as safetensors."""
+
+# Annotations are evaluated here: typer reads the options from them.
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["register"]
+
+
+def register(app: "typer.Typer") -> None:
+    """Adds the command to ``app``."""
+    import typer
+
+    @app.command("convert-checkpoint")
+    def convert_checkpoint(
+        source: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.save wrote.")],
+        target: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+        key: Annotated[
+            str | None, typer.Option(help="Where the state dict is in the file, such as model.state_dict.")
+        ] = None,
+        allow: Annotated[
+            list[str] | None, typer.Option(help="A class of your own that the file names, to read as an inert record.")
+        ] = None,
+        overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace TARGET if it exists.")] = False,
+    ) -> None:
+        """Convert a quantized checkpoint of torch.ao to safetensors. No code in it is run, torch.ao is not needed."""
+        from zeropoint.checkpoint import CheckpointError, convert_file
+        from zeropoint.cli._console import fail, table
+
+        if target.exists() and not overwrite:
+            fail(f"{target} exists: choose another name, or pass --overwrite")
+        try:
+            summary = convert_file(source, target, key=key, allow=allow or ())
+        except (CheckpointError, ImportError, TypeError) as error:
+            fail(f"{source}: {error}")
+        rows = [
+            *((name, "unpacked", what) for name, what in summary.modules.items()),
+            *((name, "quantized tensor", what) for name, what in summary.quantized.items()),
+            *((name, "left", what) for name, what in summary.left.items()),
+        ]
+        table(("name", "became", "what it is"), rows)
+        print(str(summary).splitlines()[0])
+        print(f"wrote {target}, {target.stat().st_size:,} bytes")

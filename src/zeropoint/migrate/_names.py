@@ -1,0 +1,122 @@
+"""Where the names of ``torch.ao`` live in this package.
+
+May import: every module of the package, to see what is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from typing import Any, Final
+
+__all__ = ["is_module", "is_of_interest", "new_name", "why_left"]
+
+_PACKAGES: Final = {
+    "torch.ao.quantization": "zeropoint.ao.quantization",
+    "torch.quantization": "zeropoint.ao.quantization",
+    "torch.ao.nn": "zeropoint.ao.nn",
+    "torch.ao.ns": "zeropoint.ao.ns",
+    "torch.ao": "zeropoint.ao",
+    "torch.nn.quantized": "zeropoint.ao.nn.quantized",
+    "torch.nn.quantizable": "zeropoint.ao.nn.quantizable",
+    "torch.nn.intrinsic": "zeropoint.ao.nn.intrinsic",
+    "torch.nn.qat": "zeropoint.ao.nn.qat",
+    "torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks": (
+        "zeropoint.distributed.algorithms.ddp_comm_hooks.quantization_hooks"
+    ),
+}
+
+_TOP_LEVEL: Final = frozenset(
+    (
+        *("qint8", "quint8", "qint32"),
+        *("per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric"),
+        *("per_channel_affine_float_qparams", "quantize_per_tensor", "quantize_per_channel"),
+        *("quantize_per_tensor_dynamic", "dequantize", "int_repr", "q_scale", "q_zero_point"),
+        *("q_per_channel_scales", "q_per_channel_zero_points", "q_per_channel_axis"),
+    )
+)
+"""Names of ``torch`` itself that are names of ``zeropoint`` itself."""
+
+_REASONS: Final = {
+    "torch.ao.quantization.quantize_fx": "graph mode has no counterpart: use prepare and convert",
+    "torch.quantization.quantize_fx": "graph mode has no counterpart: use prepare and convert",
+    "torch.ao.quantization.quantize_pt2e": "export mode has no counterpart: use prepare and convert",
+    "torch.backends.quantized": "not needed: zeropoint chooses its kernels itself",
+    "torch.ops.quantized": "torch's operators take torch's quantized tensors: use the modules or zeropoint's functions",
+    "torch.jit.quantized": "TorchScript has no counterpart: use torch.export",
+    "torch.quint4x2": "there is no 4-bit dtype",
+    "torch.quint2x4": "there is no 2-bit dtype",
+    "torch.quantized_": "torch's function takes torch's quantized tensors",
+}
+
+
+def _below(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def is_of_interest(name: str) -> bool:
+    """Whether a full dotted name belongs to what torch is removing."""
+    if name == "torch.ao" or any(_below(name, package) for package in _PACKAGES if package != "torch.ao"):
+        return True
+    return name.removeprefix("torch.") in _TOP_LEVEL or any(_reason_fits(name, start) for start in _REASONS)
+
+
+def _reason_fits(name: str, start: str) -> bool:
+    return _below(name, start) or (start.endswith("_") and name.startswith(start))
+
+
+def why_left(name: str) -> str:
+    """Why a name of interest has no counterpart."""
+    for start, reason in _REASONS.items():
+        if _reason_fits(name, start):
+            return reason
+    return "no counterpart in zeropoint"
+
+
+@functools.cache
+def new_name(name: str) -> str | None:
+    """The name here of what ``torch`` calls ``name``, or None.
+
+    Args:
+        name: a full dotted name, ``torch.nn.quantized.modules.linear.Linear``.
+
+    Returns:
+        A name that exists, as a module or in one.
+    """
+    top = name.removeprefix("torch.")
+    if top in _TOP_LEVEL:
+        return f"zeropoint.{top}"
+    package = max((old for old in _PACKAGES if _below(name, old)), key=len, default=None)
+    if package is None:
+        return None
+    straight = _PACKAGES[package] + name.removeprefix(package)
+    if _lookup(straight) is not None:
+        return straight
+    # torch splits its packages into modules of its own: the public package has the name as well.
+    parts = straight.split(".")
+    for count in range(len(parts) - 2, 2, -1):
+        public = ".".join([*parts[:count], parts[-1]])
+        if "fx" not in straight and isinstance(_lookup(".".join(parts[:count])), types.ModuleType):
+            return public if _lookup(public) is not None and not is_module(public) else None
+    return None
+
+
+def is_module(name: str) -> bool:
+    """Whether a name of this package is a module, so that it can be imported."""
+    return isinstance(_lookup(name), types.ModuleType)
+
+
+@functools.cache
+def _lookup(name: str) -> Any:
+    """The object of a full dotted name of this package, or None."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part, None)
+        return found
+    return None

@@ -1,0 +1,89 @@
+"""Whole quantized modules under ``torch.load(..., weights_only=True)``.
+
+A state dict needs nothing of this: it holds plain tensors. A whole module is an object of its class, and torch's
+restricted loader makes only objects of classes that it was told of.
+
+May import: every module of the package that defines what a model may hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from zeropoint import dtypes
+
+__all__ = ["add_safe_globals", "package_globals", "safe_globals"]
+
+_PACKAGES = ("zeropoint.ao.nn", "zeropoint.ao.quantization", "zeropoint.nn")
+
+
+@contextmanager
+def safe_globals(extra: Iterable[Callable[..., Any]] = ()) -> Iterator[None]:
+    """While it lasts, ``torch.load(..., weights_only=True)`` reads whole models of this package's modules.
+
+    Args:
+        extra: further classes, such as the model's own.
+
+    Example:
+        >>> import io, torch, zeropoint as zp
+        >>> from zeropoint.ao.quantization import quantize_dynamic
+        >>> model = quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(4, 2)))
+        >>> file = io.BytesIO()
+        >>> torch.save(model, file)
+        >>> with zp.serialization.safe_globals():
+        ...     loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        >>> torch.equal(loaded(torch.ones(1, 4)), model(torch.ones(1, 4)))
+        True
+    """
+    with torch.serialization.safe_globals([*package_globals(), *extra]):
+        yield
+
+
+def add_safe_globals(extra: Iterable[Callable[..., Any]] = ()) -> None:
+    """As :func:`safe_globals`, from now on.
+
+    Args:
+        extra: further classes, such as the model's own.
+    """
+    torch.serialization.add_safe_globals([*package_globals(), *extra])
+
+
+@functools.cache
+def package_globals() -> tuple[Any, ...]:
+    """What files of whole models refer to: the module classes of this package and of ``torch.nn``, dtypes, configs."""
+    found: dict[str, Any] = {}
+    for package in _PACKAGES:
+        for module in _modules(package):
+            for value in vars(module).values():
+                if _may_stand_in_a_file(value):
+                    found[f"{value.__module__}.{value.__qualname__}"] = value
+    for value in vars(nn).values():
+        if isinstance(value, type) and issubclass(value, nn.Module):
+            found[f"{value.__module__}.{value.__qualname__}"] = value
+    named = [(qdtype, f"zeropoint.dtypes.{qdtype.name}") for qdtype in (dtypes.qint8, dtypes.quint8, dtypes.qint32)]
+    return (*found.values(), dtypes.QScheme, functools.partial, set, *named)
+
+
+def _modules(package: str) -> Iterator[Any]:
+    root = importlib.import_module(package)
+    yield root
+    for module in pkgutil.walk_packages(root.__path__, f"{package}."):
+        yield importlib.import_module(module.name)
+
+
+def _may_stand_in_a_file(value: Any) -> bool:
+    """Module classes, the parts of a qconfig, and the hooks that observers are called by."""
+    name = getattr(value, "__module__", None)
+    if not isinstance(name, str) or not name.startswith(_PACKAGES):
+        return False
+    if isinstance(value, type):
+        return issubclass(value, (nn.Module, tuple)) or getattr(value, "SAFE_IN_FILES", False)
+    return callable(value) and value.__name__.endswith("_hook")
