@@ -21,7 +21,12 @@ from zeropoint import grid
 from zeropoint.ops.quantize import _check_float
 from zeropoint.ops.registry import _LIBRARY, operator
 
-__all__ = ["fake_quantize_per_channel", "fake_quantize_per_tensor", "moving_average_qparams"]
+__all__ = [
+    "fake_quantize_learnable",
+    "fake_quantize_per_channel",
+    "fake_quantize_per_tensor",
+    "moving_average_qparams",
+]
 
 
 # --- operators over plain tensors ---------------------------------------------------------------------------------
@@ -92,6 +97,72 @@ torch.library.register_autograd(
     setup_context=_save_mask,
     lib=_LIBRARY,
 )
+
+
+class _Learnable(torch.autograd.Function):
+    """Fake quantize whose scale and zero point are trained (S. Esser et al., "Learned step size quantization", 2020).
+
+    With ``r`` the rounded code before saturation and ``y`` the output::
+
+        r inside:    dx = dy    dscale = dy * (y - x) / scale              dzero = 0
+        r outside:   dx = 0     dscale = dy * (end - zero_point)           dzero = -dy * scale
+
+    ``end`` is ``quant_min`` or ``quant_max``. The last two are summed over what shares a scale, times ``factor``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, factor: float
+    ) -> Tensor:
+        ctx.save_for_backward(x, scale, zero_point)
+        ctx.ends, ctx.factor = (quant_min, quant_max), factor
+        return grid.fake_quantize(x, scale, zero_point.to(torch.int32), quant_min, quant_max)[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, zero_point = ctx.saved_tensors
+        quant_min, quant_max = ctx.ends
+        wide = x.to(torch.promote_types(x.dtype, scale.dtype))  # the error of rounding is lost in half precision
+        y, inside = grid.fake_quantize(wide, scale, zero_point.to(torch.int32), quant_min, quant_max)
+        end = torch.where(wide > y, float(quant_max), float(quant_min))
+        by_scale = torch.where(inside, (y - wide) / scale, end - zero_point) * grads[0]
+        by_zero = (-scale * grads[0]).masked_fill(inside, 0.0)
+        shared = [(part.sum_to_size(scale.shape) * ctx.factor).to(scale.dtype) for part in (by_scale, by_zero)]
+        return grads[0] * inside, *shared, None, None, None
+
+
+def fake_quantize_learnable(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    axis: int | None,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> Tensor:
+    """Fake quantize with gradients for scale and zero point as well.
+
+    The zero point is rounded to the nearest code, ties to even, in the forward and in the backward pass.
+
+    Args:
+        x: float tensor.
+        scale, zero_point: float tensors of shape [1], or [channels] with an ``axis``.
+        axis: the channel dimension; None for one grid.
+        quant_min, quant_max: the codes; they must contain 0.
+        grad_factor: what the gradients of scale and zero point are multiplied by.
+
+    Returns:
+        A tensor of ``x``'s shape and dtype.
+    """
+    shape = [1] * x.dim()
+    if axis is not None:
+        shape[axis] = -1
+    whole = zero_point + (zero_point.detach().round().clamp(quant_min, quant_max) - zero_point.detach())
+    # the parameter is written to before the next call, which the backward pass of this one must not see
+    y: Tensor = _Learnable.apply(  # type: ignore[no-untyped-call]
+        x, scale.reshape(shape).clone(), whole.reshape(shape), quant_min, quant_max, grad_factor
+    )
+    return y
 
 
 def moving_average_qparams(

@@ -91,10 +91,9 @@ def _range(values: Tensor) -> tuple[float, float]:
     """Smallest and largest value as float32 numbers; float64 values beyond float32 count as its ends."""
     if values.numel() == 0:
         return 0.0, 0.0
-    low, high = torch.aminmax(values)
-    if bool(torch.isfinite(low) & torch.isfinite(high)):
-        low, high = low.clamp(-_FLOAT32_MAX, _FLOAT32_MAX), high.clamp(-_FLOAT32_MAX, _FLOAT32_MAX)
-    return float(low.to(torch.float32)), float(high.to(torch.float32))
+    ends = [float(end) for end in torch.aminmax(values)]
+    low, high = (float(np.float32(np.clip(v, -_FLOAT32_MAX, _FLOAT32_MAX))) if math.isfinite(v) else v for v in ends)
+    return low, high
 
 
 def clipping_error(counts: NDArray[np.float64], start: float, stop: float, cells: int) -> float:

@@ -97,21 +97,15 @@ class RangeObserver(UniformQuantizationObserverBase):
     def _extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """float32 minimum and maximum of the finite values: 0-d, or [channels]; (+inf, -inf) where there is none."""
         values = x if x.is_floating_point() else x.to(torch.float32)
-        rows = values.reshape(1, -1) if self.ch_axis is None else self._channels_first(values)
+        rows = values.reshape(-1) if self.ch_axis is None else self._channels_first(values)
         if torch.compiler.is_compiling() or rows.device.type != "cpu":
             low, high = _finite_extremes(rows)
         else:
-            low, high = torch.aminmax(rows, dim=1)
+            low, high = torch.aminmax(rows) if self.ch_axis is None else torch.aminmax(rows, dim=1)
             if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
                 self._warn_non_finite()
                 low, high = _finite_extremes(rows)
-        low, high = low.to(self.min_val.device), high.to(self.min_val.device)
-        if self.ch_axis is None:
-            low, high = low[0], high[0]
-        # float64 data may lie outside float32; "nothing seen" keeps its infinities
-        seen = low <= high
-        low = torch.where(seen, low.clamp(-_FLOAT32_MAX, _FLOAT32_MAX), low).to(torch.float32)
-        return low, torch.where(seen, high.clamp(-_FLOAT32_MAX, _FLOAT32_MAX), high).to(torch.float32)
+        return _as_float32(low, self.min_val.device), _as_float32(high, self.min_val.device)
 
     def _channels_first(self, x: Tensor) -> Tensor:
         axis = self.ch_axis
@@ -137,7 +131,14 @@ class RangeObserver(UniformQuantizationObserverBase):
 
 def _finite_extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
     finite = torch.isfinite(rows)
-    return torch.where(finite, rows, float("inf")).amin(1), torch.where(finite, rows, float("-inf")).amax(1)
+    return torch.where(finite, rows, float("inf")).amin(-1), torch.where(finite, rows, float("-inf")).amax(-1)
+
+
+def _as_float32(ends: Tensor, device: torch.device) -> Tensor:
+    """Finite float64 values beyond float32 become its largest; infinities, "nothing seen", stay."""
+    if ends.dtype == torch.float64:
+        ends = torch.where(torch.isfinite(ends), ends.clamp(-_FLOAT32_MAX, _FLOAT32_MAX), ends)
+    return ends.to(device, torch.float32)
 
 
 class AveragingObserver(RangeObserver):
