@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from zeropoint import grid
-from zeropoint.distributed.lanes import host_backend, lane_of, require_group
+from zeropoint.distributed.lanes import Lane, host_backend, lane_of, require_group
 from zeropoint.ops.distributed import SMALLEST_SCALE, block_bytes
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "quantized_reduce_scatter",
 ]
 
-_LARGEST_BLOCK = 1 << 16
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 32, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BlockFormat:
 
     Args:
         bits: 8 or 4.
-        block: elements that share a scale: a multiple of 16 up to 65536. A small one follows outliers more closely
+        block: elements that share a scale: a multiple of 32 up to 65536. A small one follows outliers more closely
             and sends more scales: ``bits / 8 + 4 / block`` bytes an element.
 
     Raises:
@@ -64,8 +64,8 @@ class BlockFormat:
                 raise TypeError(f"{name} must be an int, got {value!r}")
         if self.bits not in (4, 8):
             raise ValueError(f"bits must be 8 or 4, got {self.bits}")
-        if self.block % 16 or not 16 <= self.block <= _LARGEST_BLOCK:
-            raise ValueError(f"block must be a multiple of 16 from 16 to {_LARGEST_BLOCK}, got {self.block}")
+        if self.block % _SMALLEST_BLOCK or not _SMALLEST_BLOCK <= self.block <= _LARGEST_BLOCK:
+            raise ValueError(f"block must be a multiple of {_SMALLEST_BLOCK} up to {_LARGEST_BLOCK}, got {self.block}")
 
     def pack(self, x: Tensor, chunks: int, seed: int | None = None) -> Tensor:
         """A flat float32 tensor as uint8 (chunks, bytes): see ``ops.distributed``."""
@@ -245,8 +245,7 @@ def quantized_all_reduce(
             next call (error feedback). Where that is not finite it is set to 0.
         exact: spans ``(start, stop)`` of the flat tensor that are sent as float32 and not rounded at all, in the same
             two messages.
-        async_op: return at once. The tensor must be left alone until the future is done. The first such call on a
-            group makes a twin of it, which is a collective of its own.
+        async_op: return at once (on MPI, when all is done). The tensor must be left alone until the future is done.
 
     Returns:
         None, or with ``async_op`` a future of ``tensor``.
@@ -265,15 +264,16 @@ def quantized_all_reduce(
     if tensor.numel() == 0 or group.size() == 1:
         return _done(tensor) if async_op else None
     exchange = _AllReduce(tensor.detach(), mean, group, form, seed, residual, exact)
-    if async_op:
-        return _in_background(exchange, group, tensor.device)
+    lane = lane_of(group, tensor.device) if async_op else None
+    if lane is not None:
+        return _in_background(exchange, group, lane, tensor.device)
     hop = _Hop.of(group, tensor.device)
     received, work = _all_to_all(hop.out(exchange.message()), group)
     work.wait()
     gathered, work = _all_gather(hop.out(exchange.reduce(hop.back(received))), group)
     work.wait()
-    exchange.finish(hop.back(gathered))
-    return None
+    result = exchange.finish(hop.back(gathered))
+    return _done(result) if async_op else None
 
 
 def quantized_reduce_scatter(
@@ -411,9 +411,8 @@ def _when_done(future: Future[Any], step: Callable[[], None], failed: Callable[[
     future.add_done_callback(run)
 
 
-def _in_background(exchange: _AllReduce, group: dist.ProcessGroup, device: torch.device) -> Future[Tensor]:
+def _in_background(exchange: _AllReduce, group: dist.ProcessGroup, lane: Lane, device: torch.device) -> Future[Tensor]:
     hop = _Hop.of(group, device)
-    lane = lane_of(group, device)
     outcome = _Outcome(device)
     message = hop.out(exchange.message())
     ticket = lane.ticket()
@@ -427,9 +426,7 @@ def _in_background(exchange: _AllReduce, group: dist.ProcessGroup, device: torch
         gathered = share.new_empty((group.size(), *share.shape))
 
         def launch() -> Future[Any]:
-            work = dist.all_gather(list(gathered.unbind(0)), share, group=lane.group, async_op=True)
-            future: Future[Any] = work.get_future()
-            return future
+            return lane.all_gather(share, gathered)
 
         def finish() -> None:
             outcome.succeed(exchange.finish(_used_here(hop.back(gathered))))

@@ -27,7 +27,7 @@ class QuantizedReduceScatter:
 
     Args:
         bits: 8 or 4.
-        block: elements that share a scale, a multiple of 16.
+        block: elements that share a scale, a multiple of 32.
 
     Raises:
         TypeError, ValueError: naming the argument that does not fit.

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 __all__ = ["Lane", "host_backend", "lane_of", "require_group"]
 
@@ -67,18 +68,20 @@ class Lane:
     """Starts collectives on a group in the order of their tickets.
 
     Args:
-        group: where they run.
-
-    Attributes:
-        group: the same.
+        group: where they run: a process group, or a backend of one.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+    def __init__(self, group: Any) -> None:
+        self._group = group
         self._lock = threading.Lock()
         self._tickets = 0
         self._next = 0
         self._waiting: dict[int, _Start | None] = {}
+
+    def all_gather(self, own: Tensor, gathered: Tensor) -> torch.futures.Future[Any]:
+        """Starts to gather every rank's ``own`` into ``gathered`` (ranks, ...): to be called from ``launch``."""
+        future: torch.futures.Future[Any] = self._group.allgather([list(gathered.unbind(0))], [own]).get_future()
+        return future
 
     def ticket(self) -> int:
         """A place in the order. Every ticket must be used once, by :meth:`start` or :meth:`skip`."""
@@ -127,38 +130,35 @@ def _launch(start: _Start) -> Callable[[], None]:
     return lambda: start.then(future)
 
 
-def lane_of(group: dist.ProcessGroup, device: torch.device) -> Lane:
-    """The lane for the second collectives of exchanges on ``group``; the first call is a collective of its own.
+def lane_of(group: dist.ProcessGroup, device: torch.device) -> Lane | None:
+    """The lane for the second collectives of exchanges on ``group``, or None where its backend cannot have one (MPI).
 
-    On a host backend it makes the twin group, with the same ranks and the same timeout. For a group other than the
-    default one, its ranks must at that moment be in equally many process groups: torch tells groups apart by that
-    number.
+    On gloo the first call makes the twin, with the same ranks and the same timeout, which is a collective of its own:
+    all ranks of the group must come here. The twin goes when the group goes.
     """
+    backend = host_backend(group, device)
+    if backend is not None and backend != "gloo":
+        return None
     lane = _lanes.get(group)
     if lane is None:
-        lane = _lanes[group] = Lane(_twin(group, device))
+        lane = _lanes[group] = Lane(group if backend is None else _gloo_twin(group))
     return lane
 
 
-def _twin(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    backend = host_backend(group, device)
-    if backend is None:
-        return group
-    whole_world = group is dist.group.WORLD
-    twin: dist.ProcessGroup = dist.new_group(
-        ranks=None if whole_world else dist.get_process_group_ranks(group),
-        timeout=_timeout(group),
-        backend=backend,
-        use_local_synchronization=not whole_world,
-        group_desc="zeropoint_second_collective",
-    )
-    return twin
+def _gloo_twin(group: dist.ProcessGroup) -> Any:
+    """A gloo backend of its own over the group's store.
+
+    ``new_group`` would not do: it wants all ranks of the job, or else it tells groups apart by a count of each rank's
+    groups, which need not be the same on all ranks of this one.
+    """
+    store = dist.PrefixStore("zeropoint_second_collectives", group.get_group_store())
+    return dist.ProcessGroupGloo(store, group.rank(), group.size(), _timeout(group))
 
 
-def _timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """The group's timeout, which torch keeps in the backend's options; None where it is not found: torch's default."""
+def _timeout(group: dist.ProcessGroup) -> timedelta:
+    """The group's timeout, which torch keeps in the backend's options; torch's default where it is not found."""
     try:
         timeout = group._get_backend(torch.device("cpu")).options._timeout
     except (AttributeError, RuntimeError):
-        return None
-    return timeout if isinstance(timeout, timedelta) else None
+        return dist.default_pg_timeout
+    return timeout if isinstance(timeout, timedelta) else dist.default_pg_timeout

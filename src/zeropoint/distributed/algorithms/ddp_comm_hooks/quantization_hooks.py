@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, but not in its stubs
 from torch.nn.parallel import DistributedDataParallel
 
 from zeropoint.distributed.collectives import BlockFormat, gathered_mean, quantized_all_reduce
@@ -131,7 +131,7 @@ class QuantizedAllReduceState:
     Args:
         process_group: the ranks that take part; None is the default group.
         bits: 8 or 4.
-        block: elements that share a scale, a multiple of 16.
+        block: elements that share a scale, a multiple of 32.
         error_feedback: keep what rounding lost, and add it to the next step's gradients: float32, once the size of
             the gradients. Worth it at 4 bits.
         stochastic_rounding: round up and down at random, without bias.
