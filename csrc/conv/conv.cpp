@@ -2,7 +2,7 @@
 #include "conv/conv.h"
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <cstring>
 
 #include "conv/depthwise.h"
@@ -108,87 +108,106 @@ bool view_dense(const uint8_t* bytes, int64_t length, Isa isa, const WeightSize&
   return true;
 }
 
-// Copies short runs of codes, flipping signs, in vectors that may write up to 15 bytes too many.
+// Gathers rows of the left matrix: for output positions side by side, the channels of all taps, signs flipped, the zero
+// point where a tap lies outside. Runs of codes are copied in vectors that may write up to 15 bytes too many: always
+// where a later run of the same row goes, or behind the row. Hence the order of loops, and `row_stride`.
 class Gather {
  public:
   Gather(const Geometry& geometry, const uint8_t* x, bool x_signed, uint8_t fill)
-      : g_(geometry), x_(x), fill_(fill), channels_(geometry.weight.in_channels()) {
+      : g_(geometry),
+        x_(x),
+        end_(x + geometry.batch * geometry.in_positions() * geometry.weight.in_channels()),
+        fill_(fill),
+        channels_(geometry.weight.in_channels()),
+        signed_(x_signed) {
     std::memset(&flip_, x_signed ? 0x80 : 0, sizeof flip_);
-    end_ = x + geometry.batch * geometry.in_positions() * channels_;
+    // A kernel line is one run where its taps lie side by side, and else one run a tap.
+    const bool whole = g_.weight.groups == 1 && (g_.dilation[2] == 1 || g_.weight.kernel[2] == 1);
+    runs_ = whole ? 1 : g_.weight.kernel[2];
+    run_ = whole ? g_.weight.kernel[2] * g_.weight.group_channels : g_.weight.group_channels;
+    // Output columns [inner_begin_, inner_end_) have all their taps inside.
+    const int64_t step = g_.stride[2], reach = (g_.weight.kernel[2] - 1) * g_.dilation[2];
+    const int64_t room = g_.in[2] - 1 - reach + g_.padding[2];
+    inner_begin_ = (g_.padding[2] + step - 1) / step;
+    inner_end_ = room < 0 ? 0 : room / step + 1;
   }
 
-  static constexpr int64_t kSlack = 16;  // bytes behind the last row that are written
+  // Bytes from one gathered row to the next.
+  static int64_t row_stride(int64_t depth) { return round_up(depth + kVector - 1, kVector); }
 
-  // The rows of output positions [first, first + count) of one group, `stride` bytes apart.
+  // The rows of output positions [first, first + count) of one group.
   void rows(int64_t first, int64_t count, int64_t group, int64_t stride, uint8_t* to) const {
-    const int64_t first_channel = group * g_.weight.group_channels;
-    int64_t w = first % g_.out[2], rest = first / g_.out[2];
-    int64_t h = rest % g_.out[1];
-    rest /= g_.out[1];
-    int64_t d = rest % g_.out[0], image = rest / g_.out[0];
-    for (int64_t i = 0; i < count; ++i) {
-      row(image, d, h, w, first_channel, to + i * stride);
-      if (++w < g_.out[2]) continue;
-      w = 0;
-      if (++h < g_.out[1]) continue;
-      h = 0;
-      if (++d < g_.out[0]) continue;
-      d = 0;
-      ++image;
+    while (count > 0) {
+      const int64_t w = first % g_.out[2], line = first / g_.out[2];
+      const int64_t length = std::min(count, g_.out[2] - w);
+      const int64_t h = line % g_.out[1], d = line / g_.out[1] % g_.out[0];
+      segment(line / g_.out[1] / g_.out[0], d, h, w, length, group * g_.weight.group_channels, stride, to);
+      first += length;
+      count -= length;
+      to += length * stride;
     }
   }
 
  private:
-  typedef uint8_t Vector __attribute__((vector_size(16)));
+  static constexpr int64_t kVector = 16;
+  typedef uint8_t Vector __attribute__((vector_size(kVector)));
 
-  void row(int64_t image, int64_t d, int64_t h, int64_t w, int64_t first_channel, uint8_t* to) const {
+  // Output positions [w, w + length) of one output line.
+  void segment(int64_t image, int64_t d, int64_t h, int64_t w, int64_t length, int64_t first_channel, int64_t stride,
+               uint8_t* to) const {
     const int64_t* kernel = g_.weight.kernel;
-    const int64_t run = kernel[2] * g_.weight.group_channels;
-    const int64_t first_w = w * g_.stride[2] - g_.padding[2];
+    const int64_t line_bytes = kernel[2] * g_.weight.group_channels;
+    const int64_t begin = std::clamp(inner_begin_, w, w + length), end = std::clamp(inner_end_, begin, w + length);
     for (int64_t kd = 0; kd < kernel[0]; ++kd) {
       const int64_t in_d = d * g_.stride[0] - g_.padding[0] + kd * g_.dilation[0];
-      for (int64_t kh = 0; kh < kernel[1]; ++kh, to += run) {
+      for (int64_t kh = 0; kh < kernel[1]; ++kh, to += line_bytes) {
         const int64_t in_h = h * g_.stride[1] - g_.padding[1] + kh * g_.dilation[1];
         if (in_d < 0 || in_d >= g_.in[0] || in_h < 0 || in_h >= g_.in[1]) {
-          std::memset(to, fill_, static_cast<size_t>(run));
+          for (int64_t i = 0; i < length; ++i) std::memset(to + i * stride, fill_, static_cast<size_t>(line_bytes));
           continue;
         }
-        const int64_t line = ((image * g_.in[0] + in_d) * g_.in[1] + in_h) * g_.in[2];
-        taps(line, first_w, first_channel, to);
+        const uint8_t* from = x_ + ((image * g_.in[0] + in_d) * g_.in[1] + in_h) * g_.in[2] * channels_ + first_channel;
+        for (int64_t i = w; i < begin; ++i) border(from, i, to + (i - w) * stride);
+        inner(from + (begin * g_.stride[2] - g_.padding[2]) * channels_, end - begin, stride, to + (begin - w) * stride);
+        for (int64_t i = end; i < w + length; ++i) border(from, i, to + (i - w) * stride);
       }
     }
   }
 
-  // The taps of one kernel line, over input line `line` (positions), from input column `first_w`, perhaps outside.
-  void taps(int64_t line, int64_t first_w, int64_t first_channel, uint8_t* to) const {
-    const int64_t count = g_.weight.kernel[2], group_channels = g_.weight.group_channels;
-    if (g_.dilation[2] == 1 && g_.weight.groups == 1) {
-      const int64_t begin = std::clamp<int64_t>(-first_w, 0, count);
-      const int64_t end = std::clamp<int64_t>(g_.in[2] - first_w, begin, count);
-      if (begin > 0) std::memset(to, fill_, static_cast<size_t>(begin * channels_));
-      if (end > begin)
-        copy(x_ + (line + first_w + begin) * channels_, (end - begin) * channels_, to + begin * channels_);
-      if (end < count) std::memset(to + end * channels_, fill_, static_cast<size_t>((count - end) * channels_));
-      return;
-    }
-    for (int64_t k = 0; k < count; ++k, to += group_channels) {
-      const int64_t in_w = first_w + k * g_.dilation[2];
+  // One kernel line of one output position, some of whose taps lie outside.
+  void border(const uint8_t* line, int64_t w, uint8_t* to) const {
+    for (int64_t k = 0; k < g_.weight.kernel[2]; ++k, to += g_.weight.group_channels) {
+      const int64_t in_w = w * g_.stride[2] - g_.padding[2] + k * g_.dilation[2];
       if (in_w < 0 || in_w >= g_.in[2])
-        std::memset(to, fill_, static_cast<size_t>(group_channels));
+        std::memset(to, fill_, static_cast<size_t>(g_.weight.group_channels));
       else
-        copy(x_ + (line + in_w) * channels_ + first_channel, group_channels, to);
+        copy(line + in_w * channels_, g_.weight.group_channels, to);
     }
   }
 
-  void copy(const uint8_t* from, int64_t count, uint8_t* to) const {
-    int64_t i = 0;
-    const int64_t readable = end_ - from;
-    for (; i < count && i + 16 <= readable; i += 16) {
-      Vector codes;
-      std::memcpy(&codes, from + i, sizeof codes);
-      codes ^= flip_;
-      std::memcpy(to + i, &codes, sizeof codes);
+  // One kernel line of `count` output positions.
+  void inner(const uint8_t* from, int64_t count, int64_t stride, uint8_t* to) const {
+    const int64_t step = g_.stride[2] * channels_, hop = g_.dilation[2] * channels_;
+    if (runs_ == 1 && run_ <= kVector) {
+      for (; count > 0 && end_ - from >= (count - 1) * step + kVector; --count, from += step, to += stride)
+        copy_vector(from, to);
     }
+    for (int64_t i = 0; i < count; ++i, from += step, to += stride)
+      for (int64_t r = 0; r < runs_; ++r) copy(from + r * hop, run_, to + r * run_);
+  }
+
+  void copy_vector(const uint8_t* from, uint8_t* to) const {
+    Vector codes;
+    std::memcpy(&codes, from, sizeof codes);
+    codes ^= flip_;
+    std::memcpy(to, &codes, sizeof codes);
+  }
+
+  void copy(const uint8_t* from, int64_t count, uint8_t* to) const {
+    constexpr int64_t kLong = 256;
+    if (!signed_ && count >= kLong) return static_cast<void>(std::memcpy(to, from, static_cast<size_t>(count)));
+    int64_t i = 0;
+    for (; i < count && i + kVector <= end_ - from; i += kVector) copy_vector(from + i, to + i);
     for (; i < count; ++i) to[i] = from[i] ^ flip_[0];
   }
 
@@ -196,8 +215,10 @@ class Gather {
   const uint8_t* x_;
   const uint8_t* end_;
   uint8_t fill_;
-  Vector flip_;
   int64_t channels_;
+  bool signed_;
+  Vector flip_;
+  int64_t runs_, run_, inner_begin_, inner_end_;
 };
 
 // Requantization arrays of one group, padded as the matrix kernel reads them.
@@ -218,7 +239,7 @@ void run_dense(const std::vector<gemm::Packed>& groups, const Geometry& g, const
                const Parallel& parallel) {
   const WeightSize& size = g.weight;
   const int64_t depth = size.depth(), columns = size.group_columns(), rows = g.batch * g.out_positions();
-  const int64_t stride = gemm::padded_depth(depth);
+  const int64_t stride = Gather::row_stride(depth);
   const int32_t za = x_zero_point + (x_signed ? 128 : 0);
 
   std::vector<Columns> arrays(groups.size());
@@ -261,7 +282,7 @@ void run_dense(const std::vector<gemm::Packed>& groups, const Geometry& g, const
       int64_t a_stride = size.in_channels();
       if (!in_place) {
         auto* gathered = static_cast<uint8_t*>(
-            gemm::thread_scratch(gemm::Scratch::tile, static_cast<size_t>(tile * stride + Gather::kSlack)));
+            gemm::thread_scratch(gemm::Scratch::rows, static_cast<size_t>(tile * stride)));
         gather.rows(first, m, group, stride, gathered);
         a = gathered;
         a_stride = stride;
@@ -290,9 +311,10 @@ void run_dense(const std::vector<gemm::Packed>& groups, const Geometry& g, const
 
 bool all_finite(const float* values, int64_t count) {
   if (values == nullptr) return true;
-  bool finite = true;
-  for (int64_t i = 0; i < count; ++i) finite = finite && std::isfinite(values[i]);
-  return finite;
+  constexpr uint32_t kInfinity = 0x7f800000;
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7fffffff);
+  return largest < kInfinity;
 }
 
 }  // namespace

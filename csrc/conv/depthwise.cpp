@@ -85,13 +85,16 @@ Lanes make_lanes(const std::vector<Block>& blocks, const WeightSize& size, const
                  const Requantize& requantize) {
   const size_t count = static_cast<size_t>(lanes_of(size));
   Lanes lanes{std::vector<int32_t>(count), std::vector<float>(count), std::vector<float>(count)};
-  for (const Block& block : blocks)
-    for (int64_t c = 0; c < std::min(block.width, size.out_channels - block.first); ++c) {
-      const size_t at = static_cast<size_t>(block.lane + lane_of(block.width, c));
-      lanes.start[at] = -za * sums[at];
-      lanes.multiplier[at] = requantize.multiplier[block.first + c];
-      lanes.offset[at] = requantize.offset ? requantize.offset[block.first + c] : 0.0f;
-    }
+  for (const Block& block : blocks) {
+    const int64_t channels = std::min(block.width, size.out_channels - block.first);
+    for (int64_t c = 0; c < channels; c += 4)  // four channels always stand together
+      for (int64_t i = 0, lane = block.lane + lane_of(block.width, c); i < std::min<int64_t>(4, channels - c); ++i) {
+        const size_t at = static_cast<size_t>(lane + i);
+        lanes.start[at] = -za * sums[at];
+        lanes.multiplier[at] = requantize.multiplier[block.first + c + i];
+        lanes.offset[at] = requantize.offset ? requantize.offset[block.first + c + i] : 0.0f;
+      }
+  }
   return lanes;
 }
 

@@ -12,42 +12,61 @@
 namespace zeropoint::conv::depthwise {
 namespace {
 
-// Adds one kernel column at input position `at` (bytes) to the sums of `OT` output positions, of which position o uses
-// the kernel column j - o * S where there is one.
-template <class V, int R, int KW, int S, int OT>
-struct Tile {
-  using Sums = typename V::Int[OT][4];
-  static constexpr int kGroups = (R + V::kTaps - 1) / V::kTaps;
+#define ZEROPOINT_INLINE inline __attribute__((always_inline))
 
-  static inline __attribute__((always_inline)) void add(const Row& row, int64_t first, Sums& sums) {
-    const uint8_t* weights = static_cast<const uint8_t*>(row.weights);
-#pragma GCC unroll 16
-    for (int j = 0; j < (OT - 1) * S + KW; ++j) {
-#pragma GCC unroll 8
-      for (int g = 0; g < kGroups; ++g) {
-        typename V::Int x[4];
-        const uint8_t* taps[V::kTaps];
-#pragma GCC unroll 4
-        for (int t = 0; t < V::kTaps; ++t) {
-          const int r = g * V::kTaps + t;
-          taps[t] = row.rows[r < R ? r : R - 1] + (first * S + j) * V::kWidth;  // beyond R the weights are zero
-        }
-        V::interleave(taps, x);
-#pragma GCC unroll 8
-        for (int o = 0; o < OT; ++o) {
-          const int k = j - o * S;
-          if (k < 0 || k >= KW) continue;
-#pragma GCC unroll 4
-          for (int v = 0; v < 4; ++v)
-            sums[o][v] = V::dot(sums[o][v], x[v], weights + ((k * kGroups + g) * 4 + v) * V::kBytes);
-        }
-      }
-    }
-  }
+// Calls f(Index<0>), f(Index<1>), ... in place. Loops would do, but compilers unroll them after they have decided that
+// an array indexed by a loop variable lives in memory; here every index is a constant from the start.
+template <int I>
+struct Index {
+  static constexpr int value = I;
 };
+template <int N, class F>
+ZEROPOINT_INLINE void each(F&& f) {
+  if constexpr (N > 0) {
+    each<N - 1>(f);
+    f(Index<N - 1>{});
+  }
+}
+
+// Says that `value` is needed here, in a register. Otherwise the compiler moves all products down to the store, which
+// is conditional, and keeps every interleaved code in memory until then.
+template <class T>
+ZEROPOINT_INLINE void keep(T& value) {
+  asm volatile("" : "+v"(value));
+}
+
+// Adds all taps to the sums of `OT` output positions from `first` on. Input position j serves output position o as
+// kernel column j - o * S, where there is one.
+template <class V, int R, int KW, int S, int OT>
+ZEROPOINT_INLINE void add_taps(const Row& row, int64_t first, typename V::Int (&sums)[OT][4]) {
+  constexpr int kGroups = (R + V::kTaps - 1) / V::kTaps;
+  const uint8_t* weights = static_cast<const uint8_t*>(row.weights);
+  const int64_t at = first * S * V::kWidth;
+  each<(OT - 1) * S + KW>([&](auto j) __attribute__((always_inline)) {
+    each<kGroups>([&](auto g) __attribute__((always_inline)) {
+      typename V::Int x[4];
+      const uint8_t* taps[V::kTaps];
+      each<V::kTaps>([&](auto t) __attribute__((always_inline)) {
+        constexpr int r = g.value * V::kTaps + t.value;
+        taps[t.value] = row.rows[r < R ? r : R - 1] + at + j.value * V::kWidth;  // beyond R the weights are zero
+      });
+      V::interleave(taps, x);
+      each<OT>([&](auto o) __attribute__((always_inline)) {
+        constexpr int k = j.value - o.value * S;
+        if constexpr (k >= 0 && k < KW) {
+          const uint8_t* w = weights + (k * kGroups + g.value) * 4 * V::kBytes;
+          each<4>([&](auto v) __attribute__((always_inline)) {
+            sums[o.value][v.value] = V::dot(sums[o.value][v.value], x[v.value], w + v.value * V::kBytes);
+            keep(sums[o.value][v.value]);
+          });
+        }
+      });
+    });
+  });
+}
 
 template <class V>
-inline __attribute__((always_inline)) void store(const Row& row, typename V::Int (&sums)[4], int64_t position) {
+ZEROPOINT_INLINE void store(const Row& row, typename V::Int (&sums)[4], int64_t position) {
   uint8_t* out = row.out + position * row.out_stride;
   if (row.channels == V::kWidth) {
     V::store(row, sums, out);
@@ -62,14 +81,15 @@ template <class V, int R, int KW, int S, int OT>
 void run_fixed(const Row& row) {
   for (int64_t first = 0; first < row.columns; first += OT) {
     typename V::Int sums[OT][4];
-#pragma GCC unroll 8
-    for (int o = 0; o < OT; ++o)
-#pragma GCC unroll 4
-      for (int v = 0; v < 4; ++v) sums[o][v] = V::start(row.start, v);
-    Tile<V, R, KW, S, OT>::add(row, first, sums);
-#pragma GCC unroll 8
-    for (int o = 0; o < OT; ++o)
-      if (first + o < row.columns) store<V>(row, sums[o], first + o);
+    each<OT>([&](auto o) __attribute__((always_inline)) {
+      each<4>([&](auto v) __attribute__((always_inline)) {
+        sums[o.value][v.value] = V::start(row.start, v.value);
+      });
+    });
+    add_taps<V, R, KW, S, OT>(row, first, sums);
+    each<OT>([&](auto o) __attribute__((always_inline)) {
+      if (first + o.value < row.columns) store<V>(row, sums[o.value], first + o.value);
+    });
   }
 }
 

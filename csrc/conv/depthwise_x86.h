@@ -2,7 +2,8 @@
 // namespace, as depthwise_kernel.h.
 #pragma once
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // in the compiler's own _mm512_undefined
+#pragma GCC diagnostic ignored "-Wuninitialized"  // in the compiler's own _mm512_undefined
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>
 

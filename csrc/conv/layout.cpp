@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "isa.h"
+
 namespace zeropoint::conv {
 namespace {
 
@@ -17,7 +19,12 @@ void line(const uint8_t* from, int64_t channel_stride, int64_t stride, int64_t c
   if (stride == 1) {
     if (channels == 1) return static_cast<void>(std::memcpy(to, from, static_cast<size_t>(count)));
     if (channels == 2) return interleave<2>(from, channel_stride, count, to);
-    if (channels == 3) return interleave<3>(from, channel_stride, count, to);
+    if (channels == 3) {
+#if defined(__x86_64__)
+      if (processor_has(Isa::avx2)) return interleave3_avx2(from, channel_stride, count, to);
+#endif
+      return interleave<3>(from, channel_stride, count, to);
+    }
     if (channels == 4) return interleave<4>(from, channel_stride, count, to);
   }
   // Squares, so that neither side leaves the cache before its lines are used up.

@@ -20,4 +20,7 @@ struct Strided {
 // Copies to (batch, spatial, channels), dense.
 void to_channels_last(const Strided& x, uint8_t* out, const Parallel& parallel);
 
+// Three planes of `count` codes, `plane` apart, as triples: pictures on their way to a first layer.
+void interleave3_avx2(const uint8_t* from, int64_t plane, int64_t count, uint8_t* to);
+
 }  // namespace zeropoint::conv

@@ -234,10 +234,8 @@ Tensor conv(const Tensor& x, double x_scale, int64_t x_zero_point, const Tensor&
   const Parallel parallel = torch_parallel();
   const conv::Strided strided = strided_of(x);
   const uint8_t* codes = strided.data;
-  std::optional<Tensor> moved;
   if (!strided.is_channels_last()) {
-    moved = empty_bytes(x.numel());
-    auto* to = static_cast<uint8_t*>(moved->mutable_data_ptr());
+    auto* to = static_cast<uint8_t*>(gemm::thread_scratch(gemm::Scratch::layout, static_cast<size_t>(x.numel())));
     conv::to_channels_last(strided, to, parallel);
     codes = to;
   }
