@@ -114,6 +114,10 @@ class QConfig(_QConfigFields):
                 raise TypeError(f"QConfig's {name} must be a class or a factory, got {value!r}")
         return super().__new__(cls, activation, weight)
 
+    def __repr__(self) -> str:
+        shown = [getattr(value, "__name__", repr(value)) for value in self]
+        return f"QConfig(activation={shown[0]}, weight={shown[1]})"
+
 
 QConfigAny = QConfig | None
 """A qconfig, or None for "leave this in float"."""

@@ -162,7 +162,11 @@ class QConfigMapping:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        lines = [f"{key or 'global'}: {value}" for key, value in self.to_dict().items()]
+        lines = [f"global: {self.global_qconfig}"]
+        for key, entries in self.to_dict().items():
+            for *names, qconfig in entries if key else ():
+                shown = ", ".join(name.__name__ if callable(name) else repr(name) for name in names)
+                lines.append(f"{key} {shown}: {qconfig}")
         return "QConfigMapping(\n  " + "\n  ".join(lines) + "\n)"
 
 

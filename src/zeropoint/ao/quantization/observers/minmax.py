@@ -98,7 +98,7 @@ class RangeObserver(UniformQuantizationObserverBase):
         """float32 minimum and maximum of the finite values: 0-d, or [channels]; (+inf, -inf) where there is none."""
         values = x if x.is_floating_point() else x.to(torch.float32)
         rows = values.reshape(-1) if self.ch_axis is None else self._channels_first(values)
-        if torch.compiler.is_compiling() or rows.device.type != "cpu":
+        if not _on_host(rows):
             low, high = _finite_extremes(rows)
         else:
             low, high = torch.aminmax(rows) if self.ch_axis is None else torch.aminmax(rows, dim=1)
@@ -127,6 +127,11 @@ class RangeObserver(UniformQuantizationObserverBase):
 
     def _upper(self, old: Tensor, new: Tensor) -> Tensor:
         return torch.maximum(old, new)
+
+
+def _on_host(values: Tensor) -> bool:
+    """Whether looking at a value costs nothing: no device has to finish first, and no graph is being captured."""
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _finite_extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
