@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -22,7 +22,17 @@ from zeropoint import dtypes
 
 __all__ = ["add_safe_globals", "package_globals", "safe_globals"]
 
-_PACKAGES = ("zeropoint.ao.nn", "zeropoint.ao.quantization", "zeropoint.nn")
+_PACKAGES: Final = ("zeropoint.ao.nn", "zeropoint.ao.quantization", "zeropoint.nn")
+_HOMES: Final = ("zeropoint.", "torch.nn.modules.")
+_PARTS: Final = (
+    "zeropoint.ao.quantization.observers.base._PartialWrapper",
+    "zeropoint.ao.quantization.qconfig.QConfig",
+    "zeropoint.ao.quantization.quantize._observe_input",
+    "zeropoint.ao.quantization.quantize._observe_output",
+    "zeropoint.ao.quantization.summary.ModuleRecord",
+    "zeropoint.ao.quantization.summary.QuantizationSummary",
+)
+"""What a model holds besides modules: qconfigs, hooks that call observers, the summary of a conversion."""
 
 
 @contextmanager
@@ -58,32 +68,23 @@ def add_safe_globals(extra: Iterable[Callable[..., Any]] = ()) -> None:
 
 @functools.cache
 def package_globals() -> tuple[Any, ...]:
-    """What files of whole models refer to: the module classes of this package and of ``torch.nn``, dtypes, configs."""
+    """What files of whole models refer to: module classes of this package and of ``torch.nn``, dtypes, qconfigs."""
     found: dict[str, Any] = {}
-    for package in _PACKAGES:
-        for module in _modules(package):
-            for value in vars(module).values():
-                if _may_stand_in_a_file(value):
-                    found[f"{value.__module__}.{value.__qualname__}"] = value
-    for value in vars(nn).values():
-        if isinstance(value, type) and issubclass(value, nn.Module):
-            found[f"{value.__module__}.{value.__qualname__}"] = value
+    for module in (nn, *_modules()):
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__.startswith(_HOMES):
+                found[f"{value.__module__}.{value.__qualname__}"] = value
+    for name in _PARTS:
+        module_name, _, attribute = name.rpartition(".")
+        found[name] = getattr(importlib.import_module(module_name), attribute)
     named = [(qdtype, f"zeropoint.dtypes.{qdtype.name}") for qdtype in (dtypes.qint8, dtypes.quint8, dtypes.qint32)]
     return (*found.values(), dtypes.QScheme, functools.partial, set, *named)
 
 
-def _modules(package: str) -> Iterator[Any]:
-    root = importlib.import_module(package)
-    yield root
-    for module in pkgutil.walk_packages(root.__path__, f"{package}."):
-        yield importlib.import_module(module.name)
-
-
-def _may_stand_in_a_file(value: Any) -> bool:
-    """Module classes, the parts of a qconfig, and the hooks that observers are called by."""
-    name = getattr(value, "__module__", None)
-    if not isinstance(name, str) or not name.startswith(_PACKAGES):
-        return False
-    if isinstance(value, type):
-        return issubclass(value, (nn.Module, tuple)) or getattr(value, "SAFE_IN_FILES", False)
-    return callable(value) and value.__name__.endswith("_hook")
+def _modules() -> Iterator[Any]:
+    """Every module of the packages that define what a model is made of."""
+    for package in _PACKAGES:
+        root = importlib.import_module(package)
+        yield root
+        for module in pkgutil.walk_packages(root.__path__, f"{package}."):
+            yield importlib.import_module(module.name)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from zeropoint import QTensor, checkpoint
-from zeropoint.checkpoint import CheckpointError, ModuleRecord, PackedParams, Record
+from zeropoint.checkpoint import CheckpointError, PackedParams, Record, SavedModule
 
 from .mutate import damage
 
@@ -55,7 +55,7 @@ def _touch(value: Any, depth: int = 0) -> None:
     elif isinstance(value, (list, tuple)):
         for item in value:
             _touch(item)
-    elif isinstance(value, (PackedParams, ModuleRecord)):
+    elif isinstance(value, (PackedParams, SavedModule)):
         for name in ("cell", "weight_bias", "state_dict"):
             with contextlib.suppress(CheckpointError):
                 getattr(value, name, dict)()

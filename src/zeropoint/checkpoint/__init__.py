@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from zeropoint.checkpoint._archive import load
 from zeropoint.checkpoint._convert import ConversionSummary, convert_file, convert_state_dict
-from zeropoint.checkpoint._records import CheckpointError, ModuleRecord, PackedParams, Record
+from zeropoint.checkpoint._records import CheckpointError, PackedParams, Record, SavedModule
 from zeropoint.checkpoint._safetensors import load_file, read_facts, save_file
 
 __all__ = [
     "CheckpointError",
     "ConversionSummary",
-    "ModuleRecord",
     "PackedParams",
     "Record",
+    "SavedModule",
     "convert_file",
     "convert_state_dict",
     "load",

@@ -37,7 +37,7 @@ def load(source: Source, *, map_location: Location = "cpu", mmap: bool = False, 
     """Reads a file that ``torch.save`` wrote, without running code from it.
 
     Quantized tensors of ``torch.ao`` become :class:`~zeropoint.QTensor`, packed parameters
-    :class:`PackedParams`, modules :class:`ModuleRecord`; neither ``torch.ao`` nor torch's quantized dtypes are
+    :class:`PackedParams`, modules :class:`SavedModule`; neither ``torch.ao`` nor torch's quantized dtypes are
     needed. Views of one storage stay views of one storage, with their strides and offsets.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from zeropoint.checkpoint._archive import load
-from zeropoint.checkpoint._records import CheckpointError, ModuleRecord, PackedParams
+from zeropoint.checkpoint._records import CheckpointError, PackedParams, SavedModule
 from zeropoint.checkpoint._safetensors import save_file
 from zeropoint.tensor import QTensor
 
@@ -140,12 +140,12 @@ def _find_state_dict(found: Any, key: str | None) -> tuple[str, Mapping[str, Any
             known = ", ".join(map(str, found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
             raise CheckpointError(f"the file has no {key!r}; at {part!r} it has: {known}")
         found = found[part]
-    if isinstance(found, ModuleRecord):
+    if isinstance(found, SavedModule):
         return key or "", found.state_dict()
     if _is_state_dict(found):
         return key or "", found
     if isinstance(found, Mapping):
-        places = [name for name, value in found.items() if isinstance(value, ModuleRecord) or _is_state_dict(value)]
+        places = [name for name, value in found.items() if isinstance(value, SavedModule) or _is_state_dict(value)]
         if len(places) == 1:
             return _find_state_dict(found, str(places[0]))
         raise CheckpointError(

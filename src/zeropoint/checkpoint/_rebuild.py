@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from zeropoint.checkpoint._records import CheckpointError, ModuleRecord, PackedParams, Record
+from zeropoint.checkpoint._records import CheckpointError, PackedParams, Record, SavedModule
 from zeropoint.checkpoint._unpickler import Budget, Builder
 from zeropoint.dtypes import QDtype, QScheme, qint8, qint32, quint8
 from zeropoint.tensor import QTensor
@@ -78,7 +78,7 @@ _QUANTIZED: Final = {"qint8": qint8, "quint8": quint8, "qint32": qint32, "quint4
 
 _MODULES: Final = (
     *("torch.nn.modules.", "torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.", "torch.nn.qat."),
-    *("torch.nn.quantizable.", "torch.ao.quantization.", "torch.quantization."),
+    *("torch.nn.quantizable.", "torch.ao.quantization.", "torch.quantization.", "zeropoint.ao.", "zeropoint.nn."),
 )
 """Packages whose classes are read as records of modules."""
 
@@ -108,7 +108,7 @@ class Allowed:
         """
         full = f"{module}.{name}"
         if full in self._extra:
-            return _recorder(full, ModuleRecord)
+            return _recorder(full, SavedModule)
         builders: Mapping[str, Callable[..., Any]] = {
             "collections.OrderedDict": _ordered_dict,
             "builtins.set": _set,
@@ -139,7 +139,7 @@ class Allowed:
         if full in ("torch.Tensor", "torch.nn.parameter.Parameter"):
             return nn.Parameter if name == "Parameter" else Tensor
         if module.startswith(_MODULES):
-            return _recorder(full, ModuleRecord)
+            return _recorder(full, SavedModule)
         raise CheckpointError(
             f"the file refers to {full}, which is not in the list of what this reader builds: save a state_dict "
             f"instead, or pass allow=[{full!r}] to read it as an inert record"

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["CheckpointError", "ModuleRecord", "PackedParams", "Record", "module_state"]
+__all__ = ["CheckpointError", "PackedParams", "Record", "SavedModule", "module_state"]
 
 
 class CheckpointError(ValueError):
@@ -109,7 +109,7 @@ class PackedParams(Record):
 
 
 @dataclass(eq=False, repr=False)
-class ModuleRecord(Record):
+class SavedModule(Record):
     """A module of a file that holds a whole model, read without making the model.
 
     Example:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from zeropoint import grid
-from zeropoint.ao.nn.quantized._weights import BiasView, WeightView, join_weight, split_weight
 from zeropoint.ao.nn.quantized._torch_layout import flatten_packed_params
+from zeropoint.ao.nn.quantized._weights import BiasView, join_weight, split_weight
 from zeropoint.dtypes import QDtype, as_qdtype, qint8, qint32, quint8
 from zeropoint.tensor import QTensor
 
@@ -63,7 +63,6 @@ class QuantizedModule(nn.Module):
             "(and a DeQuantStub behind the quantized part), or quantize the input with quantize_per_tensor"
         )
 
-
     # --- moving, copying, loading ---
 
     DERIVED: ClassVar[tuple[str, ...]] = ()
@@ -77,7 +76,7 @@ class QuantizedModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         before = {name: t for name, t in self._buffers.items() if t is not None and t.is_floating_point()}
-        result = super()._apply(fn, recurse)
+        result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, tensor in before.items():
             after = cast(Tensor, self._buffers[name])
             if after.dtype != tensor.dtype:  # half() and the like: grids and biases keep their precision
@@ -90,12 +89,12 @@ class QuantizedModule(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._derive()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
         self._adapt_state(state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         self._derive()
 
 
@@ -111,7 +110,7 @@ class GridModule(QuantizedModule):
     rectifier: str | None = None
     """``"relu"`` or ``"relu6"`` when the module clamps what it computes, else None."""
 
-    DERIVED = ("_grid_seen", "_grids")
+    DERIVED: ClassVar[tuple[str, ...]] = ("_grid_seen", "_grids")
     _grids: dict[str, OutputGrid]
     _grid_seen: tuple[Tensor, int, Tensor, int]
 
@@ -125,12 +124,35 @@ class GridModule(QuantizedModule):
     @property
     def scale(self) -> float:
         """The step of the output grid; a plain number may be assigned."""
-        return cast(float, self._buffers["scale"].item())  # type: ignore[union-attr]
+        return cast(float, self._number("scale"))
+
+    @scale.setter
+    def scale(self, value: float | Tensor) -> None:
+        self._set_number("scale", value if isinstance(value, Tensor) else grid.check_scale(value))
 
     @property
     def zero_point(self) -> int:
         """The code of real 0 in the output; a plain number may be assigned."""
-        return cast(int, self._buffers["zero_point"].item())  # type: ignore[union-attr]
+        return cast(int, self._number("zero_point"))
+
+    @zero_point.setter
+    def zero_point(self, value: int | Tensor) -> None:
+        if not isinstance(value, Tensor):
+            bounds = self.output_dtype or qint32
+            value = grid.check_zero_point(value, bounds.qmin, bounds.qmax)
+        self._set_number("zero_point", value)
+
+    def _number(self, name: str) -> Any:
+        buffer = cast(Tensor, self._buffers[name])
+        return buffer if buffer.is_meta else buffer.item()  # load_state_dict looks at it before it fills it
+
+    def _set_number(self, name: str, value: float | Tensor) -> None:
+        before = cast(Tensor, self._buffers[name])
+        if isinstance(value, Tensor):
+            self._buffers[name] = value.detach().reshape(())
+        else:
+            self._buffers[name] = torch.tensor(value, dtype=before.dtype, device=before.device)
+        self._derive_grid()
 
     @property
     def output_dtype(self) -> QDtype | None:
@@ -139,17 +161,10 @@ class GridModule(QuantizedModule):
         return None if dtype == torch.int64 else as_qdtype(dtype)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "scale" and not isinstance(value, Tensor):
-            buffer = cast(Tensor, self._buffers["scale"])
-            value = torch.tensor(grid.check_scale(value), dtype=torch.float64, device=buffer.device)
-        elif name == "zero_point" and not isinstance(value, Tensor):
-            buffer = cast(Tensor, self._buffers["zero_point"])
-            bounds = self.output_dtype or QDtypeRange
-            value = grid.check_zero_point(value, bounds.qmin, bounds.qmax)
-            value = torch.tensor(value, dtype=buffer.dtype, device=buffer.device)
-        super().__setattr__(name, value)
         if name in ("scale", "zero_point"):
-            self._derive_grid()
+            object.__setattr__(self, name, value)  # the properties; Module takes nothing but tensors for buffers
+        else:
+            super().__setattr__(name, value)
 
     def _derive(self) -> None:
         super()._derive()
@@ -194,7 +209,7 @@ class GridModule(QuantizedModule):
         if found is None:
             raise ValueError(
                 f"quantized {type(self).__name__} {self.module_path!r} has zero_point {self.zero_point}, which is no "
-                f"code of {input_dtype}: assign a zero_point, or give it an input of the dtype that it was calibrated on"
+                f"code of {input_dtype}: assign a zero_point, or give it an input of the dtype of its calibration"
             )
         return found
 
@@ -211,13 +226,6 @@ class GridModule(QuantizedModule):
             if name == "zero_point" and value.dtype in (torch.int8, torch.uint8) and value.dtype != buffer.dtype:
                 self._buffers[name] = buffer.to(value.dtype)
             state_dict[prefix + name] = value
-
-
-class QDtypeRange:
-    """Where a zero point may lie while the output dtype is not known."""
-
-    qmin = qint32.qmin
-    qmax = qint32.qmax
 
 
 class WeightedModule(QuantizedModule):
@@ -310,7 +318,7 @@ class WeightedModule(QuantizedModule):
 
     # --- moving, copying, loading ---
 
-    DERIVED = ("_packed_seen",)
+    DERIVED: ClassVar[tuple[str, ...]] = ("_packed_seen",)
 
     def _derive(self) -> None:
         super()._derive()
@@ -326,6 +334,9 @@ class WeightedModule(QuantizedModule):
     def _adapt_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         super()._adapt_state(state_dict, prefix)
         if flatten_packed_params(state_dict, prefix, self.CHANNEL_AXIS):
+            if "scale" not in self._buffers:  # torch.ao saves an output grid for dynamic layers too, and never uses it
+                state_dict.pop(prefix + "scale", None)
+                state_dict.pop(prefix + "zero_point", None)
             has_bias = prefix + "bias" in state_dict
             if has_bias != (self._buffers["bias"] is not None):
                 scale = cast(Tensor, self._buffers["weight_scale"])
