@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -23,8 +24,8 @@ from zeropoint.ao.quantization import (
     convert,
     default_per_channel_qconfig,
     default_qconfig,
-    default_weight_only_qconfig,
     default_weight_observer,
+    default_weight_only_qconfig,
     fuse_modules,
     get_default_qconfig,
     prepare,
@@ -192,7 +193,9 @@ def test_qconfig_mapping_chooses_by_name_type_and_default(block: nn.Module) -> N
 
 def test_a_plain_dict_chooses_by_name_and_type(block: nn.Module) -> None:
     prepared = prepare(block, qconfig_mapping={nn.Conv2d: default_qconfig, "quant": default_qconfig})
-    observed = [n for n, m in prepared.named_modules() if isinstance(getattr(m, "activation_post_process", 0), MinMaxObserver)]
+    observed = [
+        n for n, m in prepared.named_modules() if isinstance(getattr(m, "activation_post_process", 0), MinMaxObserver)
+    ]
     assert observed == ["quant", "conv1", "conv2"]
 
 
@@ -209,7 +212,7 @@ def test_uncalibrated_modules_are_named_in_one_warning() -> None:
     model.qconfig = default_qconfig
     prepared = prepare(model)
     prepared(torch.randn(4, 2))
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="saw no data") as caught:
         quantized = convert(prepared)
     assert [str(w.message) for w in caught if "'unused', 'other'" in str(w.message)]
     assert len(caught) == 1
@@ -229,7 +232,7 @@ def test_an_unprepared_module_is_named() -> None:
 def test_float_input_names_the_module_and_the_stub() -> None:
     model = nn.Sequential(nn.Linear(4, 3))
     quantized = static(model, torch.randn(8, 4))
-    with pytest.raises(TypeError, match="Linear '0' takes a quantized tensor, got a torch.float32 tensor.*QuantStub"):
+    with pytest.raises(TypeError, match=r"Linear '0' takes a quantized tensor, got a torch\.float32 tensor.*QuantStub"):
         quantized(torch.randn(8, 4))
 
 
@@ -253,7 +256,7 @@ def test_modules_used_twice_have_one_grid_and_stay_shared() -> None:
 def test_hooks_run_as_often_and_in_the_same_order(block: nn.Module) -> None:
     calls: list[str] = []
 
-    def note(name: str):  # noqa: ANN202
+    def note(name: str) -> Any:
         return lambda *args, **kwargs: calls.append(name)
 
     block.conv1.register_forward_pre_hook(note("pre"))
@@ -481,9 +484,7 @@ def test_custom_modules_are_observed_and_converted_by_their_own_methods() -> Non
 
     model = nn.Sequential(Custom(2, 2))
     model.qconfig = default_qconfig
-    prepared = prepare(
-        model, prepare_custom_config_dict={"float_to_observed_custom_module_class": {Custom: Observed}}
-    )
+    prepared = prepare(model, prepare_custom_config_dict={"float_to_observed_custom_module_class": {Custom: Observed}})
     assert type(prepared[0]) is Observed
     prepared(torch.randn(4, 2))
     quantized = convert(

@@ -29,7 +29,7 @@ def fuse_known_modules(
     Raises:
         NotImplementedError: nothing fuses these classes. ValueError: the wrong mode, or parts that do not fit.
     """
-    kinds = [type_before_parametrizations(module) for module in mod_list]  # type: ignore[no-untyped-call]
+    kinds = [type_before_parametrizations(module) for module in mod_list]
     fused = get_fuser_method(kinds, additional_fuser_method_mapping)(is_qat, *mod_list)
     fused.train(mod_list[0].training)
     move_hooks(mod_list, fused)
@@ -47,7 +47,9 @@ def _fuse(
     fuser_func: Callable[..., list[nn.Module]],
     fuse_custom_config_dict: dict[str, Any] | None,
 ) -> nn.Module:
-    rows = [list(modules_to_fuse)] if all(isinstance(n, str) for n in modules_to_fuse) else list(modules_to_fuse)
+    rows: list[Any] = list(modules_to_fuse)
+    if all(isinstance(name, str) for name in rows):
+        rows = [rows]
     if not inplace:
         model = clone_model(model)
     extra = (fuse_custom_config_dict or {}).get("additional_fuser_method_mapping", {})
@@ -75,7 +77,7 @@ def _check_row(names: Sequence[str], modules: list[nn.Module], is_qat: bool, ext
     if extra is None:
         return
     try:
-        get_fuser_method([type_before_parametrizations(m) for m in modules], extra)  # type: ignore[no-untyped-call]
+        get_fuser_method([type_before_parametrizations(m) for m in modules], extra)
     except NotImplementedError as error:
         raise NotImplementedError(f"cannot fuse {list(names)}: {error}") from error
 

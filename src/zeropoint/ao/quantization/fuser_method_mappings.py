@@ -6,7 +6,7 @@ May import: ``ao.nn.intrinsic``, ``fusing``, ``utils``.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from zeropoint.ao.nn import intrinsic as nni
 from zeropoint.ao.quantization.fusing import folded_layer
-from zeropoint.ao.quantization.utils import bake_weight
+from zeropoint.ao.quantization.utils import bake_weight, clear_hooks
 
 __all__ = [
     "DEFAULT_OP_LIST_TO_FUSER_METHOD",
@@ -43,12 +43,12 @@ def _check_mode(is_qat: bool, *modules: nn.Module) -> None:
         raise ValueError("fuse_modules takes a model in eval mode: call model.eval(), or use fuse_modules_qat")
 
 
-def _by_rank(table: dict[Any, type[nn.Module]], conv: nn.Module) -> type[nn.Module]:
+def _by_rank(table: Mapping[Any, type[nn.Module]], conv: nn.Module) -> type[nn.Module]:
     return next(fused for kind, fused in table.items() if isinstance(conv, kind))
 
 
 def _folded(layer: nn.Module, bn: _BatchNorm) -> nn.Module:
-    return folded_layer(bake_weight(copy.deepcopy(layer)), bn)
+    return folded_layer(clear_hooks(bake_weight(copy.deepcopy(layer))), bn)
 
 
 def fuse_conv_bn(is_qat: bool, conv: nn.Module, bn: _BatchNorm) -> nn.Module:
@@ -141,7 +141,8 @@ for _conv, _convt, _bn in (
     DEFAULT_OP_LIST_TO_FUSER_METHOD[(_conv, nn.ReLU)] = _sequence(_CONV_RELU[_conv])
 for _row, _fuser in list(DEFAULT_OP_LIST_TO_FUSER_METHOD.items()):
     if _row[-1] is nn.ReLU:
-        DEFAULT_OP_LIST_TO_FUSER_METHOD[(*_row[:-1], nn.ReLU6)] = _fuser
+        _row6 = (*_row[:-1], nn.ReLU6)
+        DEFAULT_OP_LIST_TO_FUSER_METHOD[_row6] = _fuser
 
 
 def get_fuser_method(

@@ -55,9 +55,9 @@ def fold_batch_norm(
 
 
 def folded_layer(layer: nn.Module, bn: _BatchNorm) -> nn.Module:
-    """``layer``, a linear layer or a (transposed) convolution, with the batch norm folded into its parameters in place."""
+    """A linear layer or (transposed) convolution with the batch norm folded into its parameters, in place."""
     transposed = isinstance(layer, _ConvTransposeNd)
-    groups = layer.groups if transposed else 1
+    groups = int(layer.groups) if transposed else 1  # type: ignore[arg-type]
     assert isinstance(layer.weight, Tensor)
     assert layer.bias is None or isinstance(layer.bias, Tensor)
     weight, bias = fold_batch_norm(layer.weight, layer.bias, bn, int(transposed), groups)

@@ -34,7 +34,13 @@ from zeropoint.ao.quantization.quantization_mappings import (
 )
 from zeropoint.ao.quantization.stubs import DeQuantStub, QuantWrapper
 from zeropoint.ao.quantization.summary import QuantizationSummary
-from zeropoint.ao.quantization.utils import clone_model, computes_like, get_unique_devices_, is_internal_hook, move_hooks
+from zeropoint.ao.quantization.utils import (
+    clone_model,
+    computes_like,
+    get_unique_devices_,
+    is_internal_hook,
+    move_hooks,
+)
 
 __all__ = [
     "add_quant_dequant",
@@ -90,9 +96,9 @@ def _lookup(spec: QConfigDict | QConfigMapping | None) -> Lookup:
         mapping = spec
 
         def resolve(name: str, module: nn.Module, parent: Any) -> Any:
-            kind: type = type_before_parametrizations(module)  # type: ignore[no-untyped-call]
+            kind: type = type_before_parametrizations(module)
             if isinstance(module, FusedModule) and kind not in mapping.object_type_qconfigs:
-                kind = type_before_parametrizations(module[0])  # type: ignore[no-untyped-call]
+                kind = type_before_parametrizations(module[0])
             return mapping.resolve(name, kind)
 
         return resolve
@@ -115,7 +121,7 @@ def _propagate(
     qconfig = getattr(module, "qconfig", None) if hasattr(module, "qconfig") else find(name, module, parent)
     if qconfig is not None and not (hasattr(qconfig, "activation") and hasattr(qconfig, "weight")):
         raise TypeError(f"the qconfig of {name or 'the model'!r} must be a QConfig or None, got {qconfig!r}")
-    module.qconfig = qconfig
+    module.qconfig = qconfig  # type: ignore[assignment]
     for child_name, child in module.named_children():
         if isinstance(child, ObservingModule) or child_name in opaque_names or type(child) in opaque_classes:
             continue
@@ -206,7 +212,7 @@ class _ObservationRules:
         if id(module) in seen or isinstance(module, (ObservingModule, QuantizedModule)):
             return module
         seen.add(id(module))
-        kind = type_before_parametrizations(module)  # type: ignore[no-untyped-call]
+        kind = type_before_parametrizations(module)
         wanted = getattr(module, "qconfig", None) is not None
         if wanted and kind in self.custom:
             observed: nn.Module = self.custom[kind].from_float(module)
@@ -429,7 +435,7 @@ class _Swap:
         """What to put in the module's place, or in words why it stays."""
         if isinstance(module, QuantizedModule):
             return "is quantized"
-        kind = type_before_parametrizations(module)  # type: ignore[no-untyped-call]
+        kind = type_before_parametrizations(module)
         if kind in self.custom:
             return self.custom[kind] if getattr(module, "qconfig", None) is not None else "no qconfig"
         if kind is NonDynamicallyQuantizableLinear and kind not in self.mapping:
@@ -484,7 +490,7 @@ def swap_module(
     custom_module_class_mapping: dict[type[nn.Module], Any] | None = None,
     use_precomputed_fake_quant: bool = False,
 ) -> nn.Module:
-    """The module that the mapping puts in place of ``mod``, with its hooks; ``mod`` itself if it has no qconfig or twin.
+    """What the mapping puts in place of ``mod``, with its hooks; ``mod`` itself if it has no qconfig or no twin.
 
     Args:
         mod: a module with a qconfig.
@@ -637,5 +643,3 @@ def quantize_qat(
     model = prepare_qat(model, inplace=True)
     run_fn(model, *run_args)
     return convert(model, inplace=True)
-
-

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 
 __all__ = [
     "bake_weight",
+    "clear_hooks",
     "clone_model",
     "computes_like",
     "get_module",
@@ -92,6 +93,13 @@ def is_internal_hook(hook: Any) -> bool:
     return bool(getattr(hook, "_observes", False)) or hasattr(hook, "compute_weight")
 
 
+def clear_hooks(module: nn.Module) -> nn.Module:
+    """Takes all forward hooks and pre-hooks away, in place."""
+    for name in (*_PRE, *_POST):
+        getattr(module, name).clear()
+    return module
+
+
 # --- subclasses ---------------------------------------------------------------------------------------------------
 
 
@@ -133,12 +141,17 @@ def _probe(module: nn.Module) -> Tensor | None:
 
 
 def bake_weight(module: nn.Module) -> nn.Module:
-    """Makes a weight that a parametrization or a weight_norm hook computes an ordinary parameter again, in place."""
-    if parametrize.is_parametrized(module, "weight"):
-        parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+    """Makes tensors that parametrizations or weight_norm hooks compute ordinary parameters again, in place."""
+    if parametrize.is_parametrized(module):
+        # remove_parametrizations would also take the property off the class, which copies of the module share.
+        names = list(module.parametrizations)  # type: ignore[arg-type]
+        values = {name: getattr(module, name).detach().clone() for name in names}
+        module.__class__ = parametrize.type_before_parametrizations(module)
+        del module._modules["parametrizations"]
+        for name, value in values.items():
+            module.register_parameter(name, nn.Parameter(value))
     for key, hook in list(module._forward_pre_hooks.items()):
-        if getattr(hook, "name", None) == "weight" and hasattr(hook, "remove"):
+        if hasattr(hook, "compute_weight") and hasattr(hook, "remove"):
             hook.remove(module)
             del module._forward_pre_hooks[key]
     return module
-

@@ -16,6 +16,7 @@ from zeropoint.ao.nn.intrinsic.fused import (
     LinearBn1d,
     LinearReLU,
 )
+
 from zeropoint.ao.nn.intrinsic import quantized  # isort: skip  (its modules name the classes above as their float twins)
 
 _FusedModule = FusedModule

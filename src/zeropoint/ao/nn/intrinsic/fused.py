@@ -48,7 +48,7 @@ class FusedModule(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         """The parts, one after the other; an observer that ``prepare`` adds is no part."""
         for index in range(len(self.PARTS)):
-            input = self._modules[str(index)](input)  # type: ignore[misc]
+            input = self._modules[str(index)](input)
         return input
 
 

@@ -80,7 +80,7 @@ def calibrated_weight(
         RuntimeError: there is no qconfig and no default.
     """
     if hasattr(layer, "folded_weight_bias"):
-        weight, bias = layer.folded_weight_bias()
+        weight, bias = layer.folded_weight_bias()  # type: ignore[operator]
     else:
         weight, bias = effective_weight(layer), layer.bias
     observer = getattr(module, "weight_fake_quant", None)
@@ -145,9 +145,9 @@ def _is_per_channel(observer: Any) -> bool:
 
 def observed_grid(observer: Any, use_precomputed: bool) -> tuple[Tensor, Tensor]:
     """Scale and zero point, 1-D, that an observer stands for: of a fake quantize, the ones that it rounds to."""
-    if is_fake_quantize(observer) and not isinstance(observer.scale, nn.Parameter):
-        if use_precomputed or bool(observer.fake_quant_enabled):
-            return observer.scale.reshape(-1), observer.zero_point.reshape(-1)
+    holds_grid = is_fake_quantize(observer) and not isinstance(observer.scale, nn.Parameter)
+    if holds_grid and (use_precomputed or bool(observer.fake_quant_enabled)):
+        return observer.scale.reshape(-1), observer.zero_point.reshape(-1)
     scale, zero_point = observer.calculate_qparams()
     return scale.detach().reshape(-1), zero_point.detach().reshape(-1)
 

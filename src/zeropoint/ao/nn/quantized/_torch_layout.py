@@ -1,7 +1,7 @@
 """State dicts of ``torch.ao``'s quantized modules, brought to this package's flat layout.
 
-``torch.ao`` keeps a Linear as ``_packed_params._packed_params``, a (quantized weight, bias) pair, and a convolution as a
-quantized ``weight`` beside ``bias``; here they are plain tensors.
+``torch.ao`` keeps a Linear as ``_packed_params._packed_params``, a (quantized weight, bias) pair, and a convolution as
+a quantized ``weight`` beside ``bias``; here they are plain tensors.
 
 May import: ``tensor``.
 """
@@ -21,7 +21,7 @@ _PAIR = "_packed_params._packed_params"
 
 
 def flatten_packed_params(state_dict: dict[str, Any], prefix: str, axis: int) -> bool:
-    """Replaces what ``torch.ao`` stores under ``prefix`` by ``weight``, ``weight_scale``, ``weight_zero_point``, ``bias``.
+    """Replaces what ``torch.ao`` stores under ``prefix`` by this package's plain tensors.
 
     Args:
         state_dict: the dict that a module loads; changed in place.

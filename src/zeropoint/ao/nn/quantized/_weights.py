@@ -48,7 +48,7 @@ class WeightView(QTensor):
 class BiasView(Tensor):
     """The bias of a quantized module: a float tensor that shares the module's storage, and that can be called."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __call__(self) -> Tensor:
         """The same bias as an ordinary tensor, as ``torch.ao``'s ``module.bias()`` gives it."""

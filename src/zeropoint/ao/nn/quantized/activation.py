@@ -75,7 +75,7 @@ class _Unary(GridModule):
         return ()
 
     def forward(self, x: Tensor) -> Tensor:
-        """A quantized tensor of ``x``'s shape. Raises TypeError for a float tensor, RuntimeError for a per-channel one."""
+        """A quantized tensor of ``x``'s shape. Raises TypeError for a float one, RuntimeError per channel."""
         if not isinstance(x, QTensor) or x.axis is not None:
             self._refuse(x)
         scale, zero_point, _, _, qdtype = self._output_grid(x.qdtype)

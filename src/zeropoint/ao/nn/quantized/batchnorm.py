@@ -48,7 +48,7 @@ class _QuantizedBatchNorm(GridModule, _BatchNorm):
         """
         if not isinstance(x, QTensor) or x.axis is not None:
             self._refuse(x)
-        self._check_input_dim(x)
+        self._check_input_dim(x)  # type: ignore[no-untyped-call]
         if x.shape[1] != self.num_features:
             raise ValueError(f"{type(self).__name__} takes {self.num_features} channels, got shape {tuple(x.shape)}")
         scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)

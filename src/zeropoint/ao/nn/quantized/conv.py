@@ -31,7 +31,8 @@ class _ConvNd(WeightedModule, GridModule):
     channels-last in memory and has the dtype that the activation observer declared, else the input's.
 
     Attributes:
-        weight: qint8 tensor (out_channels, in_channels / groups, kernel), on one grid or one an output channel; callable.
+        weight: qint8 tensor (out_channels, in_channels / groups, kernel), on one grid or one an output channel;
+            callable.
         bias: float32 tensor (out_channels,) or None; callable.
         scale, zero_point: the output's grid; plain numbers may be assigned.
 

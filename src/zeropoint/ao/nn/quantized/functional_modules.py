@@ -179,7 +179,11 @@ class QFunctional(GridModule):
 
     @classmethod
     def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> QFunctional:
-        """The twin of a calibrated FloatFunctional. Raises TypeError for another class, RuntimeError if not prepared."""
+        """The twin of a calibrated FloatFunctional.
+
+        Raises:
+            TypeError: another class. RuntimeError: not prepared.
+        """
         if not isinstance(mod, FloatFunctional):
             raise TypeError(f"QFunctional.from_float takes a FloatFunctional, got {type(mod).__name__}")
         twin = cls()

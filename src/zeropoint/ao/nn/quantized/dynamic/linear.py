@@ -5,7 +5,7 @@ May import: ``tensor``, and what quantized modules share.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ class Linear(WeightedModule):
         2
     """
 
-    rectifier: ClassVar[str | None] = None
+    rectifier: str | None = None
     reduce_range: bool = False
     """Use seven bits of the activation grid. The kernels are exact over eight, so it only costs accuracy."""
 
