@@ -151,7 +151,7 @@ def _gloo_twin(group: dist.ProcessGroup) -> Any:
     ``new_group`` would not do: it wants all ranks of the job, or else it tells groups apart by a count of each rank's
     groups, which need not be the same on all ranks of this one.
     """
-    store = dist.PrefixStore("zeropoint_second_collectives", group.get_group_store())
+    store = dist.PrefixStore("zeropoint_second_collectives", group.get_group_store())  # type: ignore[attr-defined]
     return dist.ProcessGroupGloo(store, group.rank(), group.size(), _timeout(group))
 
 
