@@ -10,6 +10,7 @@ import multiprocessing as mp
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,20 @@ def _once(rank: int, function: Callable[..., Any], args: Sequence[Any], pipe: Co
     pipe.close()
 
 
-def run_apart(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Runs ``function(rank, *args)`` in processes of their own, which may die: what each returned, or None."""
+def run_apart(
+    world: int, function: Callable[..., Any], *args: Any, answering: Sequence[int] | None = None
+) -> list[Any]:
+    """Runs ``function(rank, *args)`` in processes of their own, which may die.
+
+    Args:
+        world: how many.
+        function: of a module that children can import.
+        *args: what it gets after its rank.
+        answering: the ranks to wait for; None waits for all. Then all are ended.
+
+    Returns:
+        What each returned; None for a rank that died, or that was not waited for.
+    """
     context = _context()
     pipes, processes = [], []
     for rank in range(world):
@@ -102,14 +115,12 @@ def run_apart(world: int, function: Callable[..., Any], *args: Any) -> list[Any]
         processes[-1].start()
         there.close()
         pipes.append(here)
-    answers: list[Any] = []
-    for rank, pipe in enumerate(pipes):
-        if not pipe.poll(_PATIENCE):
+    answers: list[Any] = [None] * world
+    for rank in range(world) if answering is None else answering:
+        if not pipes[rank].poll(_PATIENCE):
             raise TimeoutError(f"rank {rank} of {world} does not answer")
-        try:
-            answers.append(pipe.recv())
-        except EOFError:
-            answers.append(None)
+        with suppress(EOFError):
+            answers[rank] = pipes[rank].recv()
     for process in processes:
         process.terminate()
         process.join()
