@@ -90,24 +90,30 @@ constexpr Multiply kMultiply[kMaxPanels + 1][13] = {
     {nullptr, multiply<1, 4>, multiply<2, 4>, multiply<3, 4>, multiply<4, 4>, multiply<5, 4>, multiply<6, 4>},
 };
 
+// Whether one of 16 floats is NaN or an infinity: only then can a step be NaN.
+inline bool any_nonfinite(__m512 v) {
+  return _mm512_cmp_ps_mask(_mm512_sub_ps(v, v), _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;
+}
+
 // The epilogue of kernel.h for `rows` rows of one panel; `columns` <= 16 of it are stored.
-void store_panel(const int32_t* tile, int64_t tile_stride, int64_t row, int64_t rows, int64_t n, int64_t columns,
-                 const Packed& packed, const Epilogue& ep) {
+template <Epilogue::Output kOutput>
+void store_panel_as(const int32_t* tile, int64_t tile_stride, int64_t row, int64_t rows, int64_t n, int64_t columns,
+                    const Packed& packed, const Epilogue& ep) {
+  constexpr bool kScaled = kOutput != Epilogue::Output::sums;
   const __mmask16 mask = static_cast<__mmask16>((1u << columns) - 1);
-  const __m512i za = _mm512_set1_epi32(ep.activation_zero_point);
-  const __m512i column_sum = _mm512_loadu_si512(packed.column_sums + n);
   const bool weight_shifted = ep.weight_zero_point != nullptr;
   __m512i zw = _mm512_setzero_si512(), shifted = _mm512_setzero_si512();
   if (weight_shifted) {
     zw = _mm512_loadu_si512(ep.weight_zero_point + n);
     shifted = _mm512_mullo_epi32(_mm512_set1_epi32(static_cast<int32_t>(packed.k)), zw);
   }
-  const __m512i constant = _mm512_mullo_epi32(za, _mm512_sub_epi32(shifted, column_sum));
+  const __m512i constant =
+      _mm512_mullo_epi32(_mm512_set1_epi32(ep.activation_zero_point),
+                         _mm512_sub_epi32(shifted, _mm512_loadu_si512(packed.column_sums + n)));
   __m512 multiplier = _mm512_setzero_ps(), offset = _mm512_setzero_ps();
-  if (ep.output != Epilogue::Output::sums) {
-    multiplier = _mm512_loadu_ps(ep.multiplier + n);
-    if (ep.offset) offset = _mm512_loadu_ps(ep.offset + n);
-  }
+  if (kScaled) multiplier = _mm512_loadu_ps(ep.multiplier + n);
+  if (kScaled && ep.offset) offset = _mm512_loadu_ps(ep.offset + n);
+  const bool may_be_nan = kScaled && (any_nonfinite(multiplier) || any_nonfinite(offset));
   const __m512 low = _mm512_set1_ps(ep.low), high = _mm512_set1_ps(ep.high);
   const __m512i out_zero = _mm512_set1_epi32(ep.out_zero_point);
 
@@ -116,22 +122,34 @@ void store_panel(const int32_t* tile, int64_t tile_stride, int64_t row, int64_t 
     if (weight_shifted)
       sum = _mm512_sub_epi32(sum, _mm512_mullo_epi32(zw, _mm512_set1_epi32(ep.row_sums[row + r])));
     const int64_t at = (row + r) * ep.out_stride + n - ep.out_column;
-    if (ep.output == Epilogue::Output::sums) {
+    if constexpr (kOutput == Epilogue::Output::sums) {
       _mm512_mask_storeu_epi32(static_cast<int32_t*>(ep.out) + at, mask, sum);
       continue;
     }
     __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), multiplier);
     if (ep.offset) y = _mm512_add_ps(y, offset);
-    if (ep.output == Epilogue::Output::floats) {
+    if constexpr (kOutput == Epilogue::Output::floats) {
       if (ep.relu) y = _mm512_max_ps(_mm512_setzero_ps(), y);  // NaN in the second operand is kept
       _mm512_mask_storeu_ps(static_cast<float*>(ep.out) + at, mask, y);
       continue;
     }
-    y = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, y, _CMP_ORD_Q), y);
+    if (may_be_nan) y = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, y, _CMP_ORD_Q), y);
     y = _mm512_min_ps(_mm512_max_ps(y, low), high);
     const __m512i code = _mm512_add_epi32(_mm512_cvtps_epi32(y), out_zero);
     _mm_mask_storeu_epi8(static_cast<uint8_t*>(ep.out) + at, mask, _mm512_cvtepi32_epi8(code));
   }
+}
+
+using StorePanel = void (*)(const int32_t*, int64_t, int64_t, int64_t, int64_t, int64_t, const Packed&,
+                            const Epilogue&);
+
+StorePanel store_for(Epilogue::Output output) {
+  switch (output) {
+    case Epilogue::Output::codes: return store_panel_as<Epilogue::Output::codes>;
+    case Epilogue::Output::floats: return store_panel_as<Epilogue::Output::floats>;
+    case Epilogue::Output::sums: break;
+  }
+  return store_panel_as<Epilogue::Output::sums>;
 }
 
 }  // namespace
@@ -140,6 +158,7 @@ void run_avx512_vnni(const Job& job) {
   const Packed& packed = *job.packed;
   const int64_t groups = job.group_end - job.group_begin;
   const int64_t panel_bytes = packed.panel_bytes();
+  const StorePanel store_panel = store_for(job.epilogue->output);
   alignas(64) int32_t tile[24 * kPanel];
   for (int64_t n = job.n_begin; n < job.n_end;) {
     const int64_t left = (job.n_end - n + kPanel - 1) / kPanel;

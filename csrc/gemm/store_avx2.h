@@ -10,7 +10,7 @@
 namespace zeropoint::gemm {
 namespace {
 
-// Eight columns of an array, or fewer with zeros behind them.
+// The 16 columns of a panel, in two registers.
 struct Columns {
   __m256i half[2];
 };
@@ -22,61 +22,93 @@ inline Columns load_columns(const int32_t* values) {
 
 inline Columns load_columns(const float* values) { return load_columns(reinterpret_cast<const int32_t*>(values)); }
 
-// Stores `rows` rows of one panel from `tile` (16 sums a row); `columns` <= 16 of them are wanted.
-inline void store_panel(const int32_t* tile, int64_t row, int64_t rows, int64_t n, int64_t columns,
-                        const Packed& packed, const Epilogue& ep) {
-  const __m256i za = _mm256_set1_epi32(ep.activation_zero_point);
-  const Columns column_sum = load_columns(packed.column_sums + n);
+// Whether one of 16 floats is NaN or an infinity: only then can a step be NaN.
+inline bool any_nonfinite(const Columns& reals) {
+  int bits = 0;
+  for (int h = 0; h < 2; ++h) {
+    const __m256 v = _mm256_castsi256_ps(reals.half[h]);
+    bits |= _mm256_movemask_ps(_mm256_cmp_ps(_mm256_sub_ps(v, v), _mm256_setzero_ps(), _CMP_NEQ_UQ));
+  }
+  return bits != 0;
+}
+
+// Codes fit 8 bits already: taking the low byte of every lane keeps their value, signed or not.
+inline __m128i low_bytes(const Columns& codes) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(codes.half[0], codes.half[1]), 0xD8);
+  const __m256i bytes = _mm256_and_si256(words, _mm256_set1_epi16(0xFF));
+  return _mm_packus_epi16(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+}
+
+// A whole panel is the common case, and a fixed size saves a call.
+template <class T>
+inline void copy_columns(const T* from, int64_t columns, T* to) {
+  if (columns == kPanel)
+    std::memcpy(to, from, kPanel * sizeof(T));
+  else
+    std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(T));
+}
+
+template <Epilogue::Output kOutput>
+inline void store_panel_as(const int32_t* tile, int64_t row, int64_t rows, int64_t n, int64_t columns,
+                           const Packed& packed, const Epilogue& ep) {
+  constexpr bool kScaled = kOutput != Epilogue::Output::sums;
   const bool weight_shifted = ep.weight_zero_point != nullptr;
-  const bool scaled = ep.output != Epilogue::Output::sums;
-  Columns zw = {}, constant, multiplier = {}, offset = {};
+  Columns zw = {}, constant = load_columns(packed.column_sums + n), multiplier = {}, offset = {};
   if (weight_shifted) zw = load_columns(ep.weight_zero_point + n);
-  if (scaled) multiplier = load_columns(ep.multiplier + n);
-  if (scaled && ep.offset) offset = load_columns(ep.offset + n);
+  const __m256i za = _mm256_set1_epi32(ep.activation_zero_point);
   const __m256i depth = _mm256_set1_epi32(static_cast<int32_t>(packed.k));
   for (int h = 0; h < 2; ++h)
-    constant.half[h] =
-        _mm256_mullo_epi32(za, _mm256_sub_epi32(_mm256_mullo_epi32(depth, zw.half[h]), column_sum.half[h]));
+    constant.half[h] = _mm256_mullo_epi32(
+        za, _mm256_sub_epi32(_mm256_mullo_epi32(depth, zw.half[h]), constant.half[h]));
+  if (kScaled) multiplier = load_columns(ep.multiplier + n);
+  if (kScaled && ep.offset) offset = load_columns(ep.offset + n);
+  const bool may_be_nan = kScaled && (any_nonfinite(multiplier) || any_nonfinite(offset));
   const __m256 low = _mm256_set1_ps(ep.low), high = _mm256_set1_ps(ep.high);
   const __m256i out_zero = _mm256_set1_epi32(ep.out_zero_point);
 
   for (int64_t r = 0; r < rows; ++r) {
-    alignas(32) int32_t words[kPanel];
+    Columns sums = load_columns(tile + r * kPanel);
     for (int h = 0; h < 2; ++h) {
-      __m256i sum = _mm256_load_si256(reinterpret_cast<const __m256i*>(tile + r * kPanel + 8 * h));
-      sum = _mm256_add_epi32(sum, constant.half[h]);
+      __m256i sum = _mm256_add_epi32(sums.half[h], constant.half[h]);
       if (weight_shifted)
         sum = _mm256_sub_epi32(sum, _mm256_mullo_epi32(zw.half[h], _mm256_set1_epi32(ep.row_sums[row + r])));
-      if (scaled) {
+      if constexpr (kScaled) {
         __m256 y = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_castsi256_ps(multiplier.half[h]));
         if (ep.offset) y = _mm256_add_ps(y, _mm256_castsi256_ps(offset.half[h]));
-        if (ep.output == Epilogue::Output::floats) {
+        if constexpr (kOutput == Epilogue::Output::floats) {
           if (ep.relu) y = _mm256_max_ps(_mm256_setzero_ps(), y);  // NaN in the second operand is kept
           sum = _mm256_castps_si256(y);
         } else {
-          y = _mm256_and_ps(y, _mm256_cmp_ps(y, y, _CMP_ORD_Q));
+          if (may_be_nan) y = _mm256_and_ps(y, _mm256_cmp_ps(y, y, _CMP_ORD_Q));
           y = _mm256_min_ps(_mm256_max_ps(y, low), high);
           sum = _mm256_add_epi32(_mm256_cvtps_epi32(y), out_zero);
         }
       }
-      _mm256_store_si256(reinterpret_cast<__m256i*>(words + 8 * h), sum);
+      sums.half[h] = sum;
     }
     const int64_t at = (row + r) * ep.out_stride + n - ep.out_column;
-    if (ep.output != Epilogue::Output::codes) {
-      std::memcpy(static_cast<int32_t*>(ep.out) + at, words, static_cast<size_t>(columns) * sizeof(int32_t));
-      continue;
+    if constexpr (kOutput == Epilogue::Output::codes) {
+      alignas(16) uint8_t codes[kPanel];
+      _mm_store_si128(reinterpret_cast<__m128i*>(codes), low_bytes(sums));
+      copy_columns(codes, columns, static_cast<uint8_t*>(ep.out) + at);
+    } else {
+      alignas(32) int32_t words[kPanel];
+      for (int h = 0; h < 2; ++h) _mm256_store_si256(reinterpret_cast<__m256i*>(words + 8 * h), sums.half[h]);
+      copy_columns(words, columns, static_cast<int32_t*>(ep.out) + at);  // floats travel as their bits
     }
-    // Codes fit 8 bits already, so taking the low byte of every lane keeps their value, signed or not.
-    const __m256i low_byte = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
-                                              0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 3, 6, 7);
-    alignas(16) uint8_t codes[kPanel];
-    for (int h = 0; h < 2; ++h) {
-      const __m256i lanes = _mm256_load_si256(reinterpret_cast<const __m256i*>(words + 8 * h));
-      const __m256i packed_codes = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(lanes, low_byte), order);
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(codes + 8 * h), _mm256_castsi256_si128(packed_codes));
-    }
-    std::memcpy(static_cast<uint8_t*>(ep.out) + at, codes, static_cast<size_t>(columns));
+  }
+}
+
+// Stores `rows` rows of one panel from `tile` (16 sums a row); `columns` <= 16 of them are wanted.
+inline void store_panel(const int32_t* tile, int64_t row, int64_t rows, int64_t n, int64_t columns,
+                        const Packed& packed, const Epilogue& ep) {
+  switch (ep.output) {
+    case Epilogue::Output::codes:
+      return store_panel_as<Epilogue::Output::codes>(tile, row, rows, n, columns, packed, ep);
+    case Epilogue::Output::floats:
+      return store_panel_as<Epilogue::Output::floats>(tile, row, rows, n, columns, packed, ep);
+    case Epilogue::Output::sums:
+      return store_panel_as<Epilogue::Output::sums>(tile, row, rows, n, columns, packed, ep);
   }
 }
 

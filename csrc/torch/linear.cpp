@@ -1,6 +1,7 @@
 // linear_pack, linear and linear_dynamic for the CPU: checks, shapes, memory.
 #include "gemm/linear.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -107,10 +108,18 @@ void prepare(Operands& operands, const Tensor& weight, const Tensor& weight_scal
 }
 
 Tensor new_output(const Tensor& x, int64_t columns, ScalarType dtype) {
+  // Straight to the allocator: the dispatcher would cost as much as a small product.
   const auto sizes = x.sizes();
-  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  std::vector<int64_t> shape(sizes.begin(), sizes.end()), strides(sizes.size(), 1);
   shape.back() = columns;
-  return torch::stable::new_empty(x, shape, dtype);
+  for (size_t d = strides.size() - 1; d-- > 0;) strides[d] = strides[d + 1] * std::max<int64_t>(shape[d + 1], 1);
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+      dtype == ScalarType::Float ? aoti_torch_dtype_float32()
+                                 : dtype == ScalarType::Char ? aoti_torch_dtype_int8() : aoti_torch_dtype_uint8(),
+      aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
 }
 
 int64_t rows_of(const Tensor& x) {
