@@ -121,7 +121,7 @@ def block_pack_reference(x: Tensor, chunks: int, bits: int, block: int, seed: in
         x: float32, 1-D.
         chunks: rows of the result.
         bits: 8 or 4.
-        block: elements that share a scale, a multiple of 16.
+        block: elements that share a scale, a multiple of 32.
         seed: of stochastic rounding (32 bits); None rounds to nearest.
 
     Returns:
