@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -111,8 +112,11 @@ class Allowed:
             return _recorder(full, SavedModule)
         builders: Mapping[str, Callable[..., Any]] = {
             "collections.OrderedDict": _ordered_dict,
+            "_codecs.encode": _bytes,
             "builtins.set": _set,
             "__builtin__.set": _set,
+            "numpy.core.multiarray.scalar": _numpy_number,
+            "numpy._core.multiarray.scalar": _numpy_number,
             "torch.Size": _size,
             "torch.device": _device,
             "torch._utils._rebuild_tensor": _rebuild_tensor,
@@ -128,6 +132,8 @@ class Allowed:
             return Builder(full, builders[full])
         if module in ("torch", "torch.cuda", "torch.storage") and name in _STORAGES:
             return _STORAGES[name]
+        if full == "numpy.dtype":
+            return _recorder(full, Record)
         if full in ("torch.ScriptObject", "torch._C.ScriptObject"):
             return _recorder(full, PackedParams)
         if module == "torch":
@@ -335,6 +341,24 @@ def _set(items: Any = ()) -> set[Any]:
     if not isinstance(items, (list, tuple)) or not all(isinstance(item, (str, int)) for item in items):
         raise CheckpointError("a set of something else than names and numbers")
     return set(items)
+
+
+def _bytes(text: Any, encoding: Any) -> bytes:
+    """How the older pickle protocols write bytes."""
+    if not isinstance(text, str) or encoding != "latin1":
+        raise CheckpointError("bytes in an unknown encoding")
+    return text.encode("latin1")
+
+
+_NUMPY_KINDS: Final = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
+
+
+def _numpy_number(kind: Any, data: Any) -> Any:
+    """A NumPy scalar, such as the best accuracy so far, as a number of Python."""
+    spelled = kind.args[0] if isinstance(kind, Record) and kind.name == "numpy.dtype" and kind.args else None
+    if spelled not in _NUMPY_KINDS or not isinstance(data, bytes) or len(data) != int(spelled[1]):
+        raise CheckpointError("a NumPy scalar of a kind that is not known")
+    return np.frombuffer(data, dtype=f"<{spelled}")[0].item()
 
 
 def _size(sizes: Any = ()) -> torch.Size:

@@ -205,7 +205,7 @@ def _whole_number(machine: Unpickler, length: int) -> int:
 
 
 def _seen(value: Any) -> str:
-    return value.name if isinstance(value, (Builder, Record)) else f"a {type(value).__name__}"
+    return value.name if isinstance(value, (Builder, Record)) else f"a value of type {type(value).__name__}"
 
 
 def _weight(args: tuple[Any, ...], levels: int = 2) -> int:
