@@ -69,7 +69,7 @@ def _pool_sizes(
         out = (room + (stride[d] - 1 if ceil_mode else 0)) // stride[d] + 1
         if ceil_mode and (out - 1) * stride[d] >= size + padding[d]:
             out -= 1
-        if room < 0 and out < 1:
+        if out < 1:
             raise RuntimeError(
                 f"{name}: the kernel covers {extent} positions of spatial dimension {d}, "
                 f"more than the {size + 2 * padding[d]} of the padded input (input {tuple(x.shape)})"
