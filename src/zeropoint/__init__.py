@@ -40,21 +40,28 @@ from zeropoint.ops.quantize import (
     quantize_per_tensor_dynamic,
     requantize,
 )
+from zeropoint.plan import CompiledModel, PlanError, compile
+
 from zeropoint import checkpoint, serialization  # isort: skip
+from zeropoint.uniform import load_uniform, save_uniform, uniform_dequantize, uniform_quantize  # isort: skip
 
 backends.load()
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CompiledModel",
+    "PlanError",
     "QDtype",
     "QScheme",
     "QTensor",
     "backends",
     "checkpoint",
+    "compile",
     "dequantize",
     "int_repr",
     "is_quantized",
+    "load_uniform",
     "ops",
     "per_channel_affine",
     "per_channel_affine_float_qparams",
@@ -76,5 +83,8 @@ __all__ = [
     "quantized_linear_dynamic",
     "quint8",
     "requantize",
+    "save_uniform",
     "serialization",
+    "uniform_dequantize",
+    "uniform_quantize",
 ]

@@ -1,0 +1,303 @@
+#include "plan/plan.h"
+
+#include <bit>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "conv/conv.h"
+#include "elementwise/elementwise.h"
+#include "gemm/linear.h"
+#include "isa.h"
+
+namespace zeropoint::plan {
+namespace {
+
+using elementwise::Type;
+
+constexpr int64_t kLargest = int64_t{1} << 31;  // of a size: products of two fit 64 bits
+
+// Reads the fields of one program, and checks them.
+class Reader {
+ public:
+  Reader(const int64_t* words, int64_t count, const std::vector<Memory>& memories)
+      : words_(words), count_(count), memories_(memories) {}
+
+  bool done() const { return at_ == count_; }
+
+  int64_t word() {
+    require(at_ < count_, "it ends within an instruction");
+    return words_[at_++];
+  }
+
+  int64_t between(int64_t low, int64_t high, const char* what) {
+    const int64_t value = word();
+    require(low <= value && value <= high, what);
+    return value;
+  }
+
+  int64_t size(const char* what) { return between(0, kLargest, what); }
+  bool flag(const char* what) { return between(0, 1, what) == 1; }
+  double real() { return std::bit_cast<double>(word()); }
+
+  Type type(const char* what) { return static_cast<Type>(between(0, static_cast<int64_t>(Type::i32), what)); }
+  Type byte_type(const char* what) {
+    const Type found = type(what);
+    require(elementwise::is_byte(found), what);
+    return found;
+  }
+
+  elementwise::Grid grid(Type of) {
+    const int64_t least = of == Type::i8 ? -128 : of == Type::u8 ? 0 : INT32_MIN;
+    const int64_t most = of == Type::i8 ? 127 : of == Type::u8 ? 255 : INT32_MAX;
+    elementwise::Grid found;
+    found.zero_point = between(least, most, "a zero point is no code");
+    found.low = between(least, most, "the smallest code is no code");
+    found.high = between(found.low, most, "the largest code is no code");
+    return found;
+  }
+
+  // A buffer of `count` elements of `element` bytes.
+  const uint8_t* input(int64_t count, int64_t element, const char* what) {
+    return locate(count, element, false, what);
+  }
+  uint8_t* output(int64_t count, int64_t element, const char* what) { return locate(count, element, true, what); }
+
+  // A buffer whose length the program does not say: all that follows the offset. Null where the memory is -1.
+  const uint8_t* rest(int64_t* length, const char* what) {
+    const int64_t index = between(-1, static_cast<int64_t>(memories_.size()) - 1, what);
+    const int64_t offset = word();
+    *length = 0;
+    if (index < 0) return nullptr;
+    const Memory& memory = memories_[static_cast<size_t>(index)];
+    require(0 <= offset && offset <= memory.size, what);
+    *length = memory.size - offset;
+    return memory.data + offset;
+  }
+
+  void require(bool condition, const char* what) const {
+    if (!condition)
+      throw std::invalid_argument("plan: instruction " + std::to_string(instruction) + ": " + what);
+  }
+
+  int64_t instruction = 0;
+
+ private:
+  uint8_t* locate(int64_t count, int64_t element, bool write, const char* what) {
+    const int64_t index = between(0, static_cast<int64_t>(memories_.size()) - 1, what);
+    const int64_t offset = word();
+    const Memory& memory = memories_[static_cast<size_t>(index)];
+    int64_t bytes;
+    require(!__builtin_mul_overflow(count, element, &bytes) && 0 <= offset && offset <= memory.size &&
+                bytes <= memory.size - offset && offset % element == 0 && (!write || memory.writable),
+            what);
+    return memory.data + offset;
+  }
+
+  const int64_t* words_;
+  int64_t count_;
+  const std::vector<Memory>& memories_;
+  int64_t at_ = 0;
+};
+
+int64_t product(Reader& in, std::initializer_list<int64_t> sizes) {
+  int64_t result = 1;
+  for (int64_t size : sizes) in.require(!__builtin_mul_overflow(result, size, &result), "a buffer is too large");
+  return result;
+}
+
+void quantize(Reader& in, const Parallel& parallel) {
+  const int64_t n = in.size("a size");
+  const Type from = in.type("a dtype"), to = in.type("a dtype");
+  in.require(from <= Type::f64 && to > Type::f64, "quantize goes from floats to codes");
+  const auto* x = in.input(n, elementwise::size_of(from), "quantize reads outside its memory");
+  auto* out = in.output(n, elementwise::size_of(to), "quantize writes outside its memory");
+  const double scale = in.real();
+  elementwise::quantize(x, from, n, scale, in.grid(to), out, to, parallel);
+}
+
+void dequantize(Reader& in, const Parallel& parallel) {
+  const int64_t n = in.size("a size");
+  const Type from = in.type("a dtype"), to = in.type("a dtype");
+  in.require(from > Type::f64 && to <= Type::f64, "dequantize goes from codes to floats");
+  const auto* codes = in.input(n, elementwise::size_of(from), "dequantize reads outside its memory");
+  auto* out = in.output(n, elementwise::size_of(to), "dequantize writes outside its memory");
+  const double scale = in.real();
+  const int64_t zero_point = in.word();
+  elementwise::dequantize(codes, from, n, scale, zero_point, out, to, parallel);
+}
+
+void convolve(Reader& in, const Parallel& parallel) {
+  conv::Geometry g;
+  g.weight.out_channels = in.between(1, kLargest, "conv: output channels");
+  g.weight.group_channels = in.between(1, kLargest, "conv: channels of a group");
+  g.weight.groups = in.between(1, g.weight.out_channels, "conv: groups");
+  in.require(g.weight.out_channels % g.weight.groups == 0, "conv: output channels do not split into the groups");
+  for (int64_t& size : g.weight.kernel) size = in.between(1, kLargest, "conv: kernel size");
+  in.require(product(in, {g.weight.group_channels, g.weight.kernel[0], g.weight.kernel[1], g.weight.kernel[2]}) <=
+                 gemm::kMaxDepth,
+             "conv: too many weights an output channel");
+  g.batch = in.size("conv: batch");
+  for (int d = 0; d < 3; ++d) {
+    g.in[d] = in.between(1, kLargest, "conv: input size");
+    g.stride[d] = in.between(1, kLargest, "conv: stride");
+    g.dilation[d] = in.between(1, kLargest, "conv: dilation");
+    g.padding[d] = in.size("conv: padding");
+    const int64_t after = in.size("conv: padding"), padded = g.in[d] + g.padding[d] + after;
+    const int64_t extent = g.dilation[d] * (g.weight.kernel[d] - 1) + 1;
+    in.require(padded >= extent, "conv: the kernel is larger than the padded input");
+    g.out[d] = (padded - extent) / g.stride[d] + 1;
+  }
+  const bool x_signed = in.flag("conv: sign");
+  const auto x_zero_point = static_cast<int32_t>(in.between(x_signed ? -128 : 0, x_signed ? 127 : 255, "conv: zero point"));
+  const int64_t x_size = product(in, {g.batch, g.in[0], g.in[1], g.in[2], g.weight.in_channels()});
+  const int64_t out_size = product(in, {g.batch, g.out[0], g.out[1], g.out[2], g.weight.out_channels});
+  const auto* x = in.input(x_size, 1, "conv reads outside its memory");
+  auto* out = in.output(out_size, 1, "conv writes outside its memory");
+  const int64_t channels = g.weight.out_channels;
+  const auto* weight = in.input(product(in, {channels, g.weight.depth()}), 1, "conv: weight");
+  int64_t packed_length, zero_length, offset_length;
+  const auto* packed = in.rest(&packed_length, "conv: packed weight");
+  const auto* zero_points = in.rest(&zero_length, "conv: weight zero points");
+  in.require(zero_points == nullptr || zero_length >= channels * 4, "conv: weight zero points");
+  conv::Requantize requantize;
+  requantize.multiplier = reinterpret_cast<const float*>(in.input(channels, 4, "conv: multiplier"));
+  requantize.offset = reinterpret_cast<const float*>(in.rest(&offset_length, "conv: offset"));
+  in.require(requantize.offset == nullptr || offset_length >= channels * 4, "conv: offset");
+  const Type to = in.byte_type("conv: output dtype");
+  const elementwise::Grid grid = in.grid(to);
+  requantize.out_zero_point = static_cast<int32_t>(grid.zero_point);
+  requantize.out_min = static_cast<int32_t>(grid.low);
+  requantize.out_max = static_cast<int32_t>(grid.high);
+  requantize.out_signed = to == Type::i8;
+  if (out_size == 0) return;
+  conv::run(active_isa(), g, x, x_signed, x_zero_point, reinterpret_cast<const int8_t*>(weight),
+            reinterpret_cast<const int32_t*>(zero_points), packed, packed_length, requantize, out, parallel);
+}
+
+void linear(Reader& in, const Parallel& parallel) {
+  gemm::CodesCall call;
+  call.m = in.size("linear: rows");
+  const int64_t n = in.size("linear: columns"), k = in.between(0, gemm::kMaxDepth, "linear: depth");
+  call.x_signed = in.flag("linear: sign");
+  call.x_zero_point =
+      static_cast<int32_t>(in.between(call.x_signed ? -128 : 0, call.x_signed ? 127 : 255, "linear: zero point"));
+  call.x_scale = in.real();
+  call.out_scale = in.real();
+  call.x = in.input(product(in, {call.m, k}), 1, "linear reads outside its memory");
+  call.out = in.output(product(in, {call.m, n}), 1, "linear writes outside its memory");
+  const auto* weight = in.input(product(in, {n, k}), 1, "linear: weight");
+  int64_t packed_length;
+  const auto* packed = in.rest(&packed_length, "linear: packed weight");
+  gemm::Layer layer;
+  layer.scale = {in.input(n, 4, "linear: scales"), gemm::Numbers::Type::f32, n};
+  layer.zero_point = {in.input(n, 4, "linear: weight zero points"), gemm::Numbers::Type::i32, n};
+  int64_t bias_length;
+  layer.bias.data = in.rest(&bias_length, "linear: bias");
+  in.require(layer.bias.data == nullptr || bias_length >= n * 4, "linear: bias");
+  layer.bias.count = n;
+  const Type to = in.byte_type("linear: output dtype");
+  const elementwise::Grid grid = in.grid(to);
+  call.out_zero_point = static_cast<int32_t>(grid.zero_point);
+  call.out_min = static_cast<int32_t>(grid.low);
+  call.out_max = static_cast<int32_t>(grid.high);
+  std::vector<uint8_t> packed_now;
+  if (packed == nullptr || !gemm::view(packed, packed_length, active_isa(), n, k, &layer.weight)) {
+    packed_now = gemm::pack(active_isa(), reinterpret_cast<const int8_t*>(weight), k, n, k, parallel);
+    in.require(gemm::view(packed_now.data(), static_cast<int64_t>(packed_now.size()), active_isa(), n, k,
+                          &layer.weight),
+               "linear: the weight cannot be packed");
+  }
+  gemm::linear(layer, call, parallel);
+}
+
+// Element-wise sum or product of two buffers of one layout.
+void combine(Reader& in, bool product_of, const Parallel& parallel) {
+  const int64_t n = in.size("a size");
+  elementwise::Operand operands[2];
+  for (elementwise::Operand& operand : operands) {
+    operand.type = in.byte_type("add and mul take bytes");
+    operand.data = in.input(n, 1, "add or mul reads outside its memory");
+    operand.zero_point = in.between(-128, 255, "add or mul: zero point");
+    operand.strides = {1};
+  }
+  const double first = in.real(), second = in.real();
+  const Type to = in.byte_type("add and mul give bytes");
+  auto* out = in.output(n, 1, "add or mul writes outside its memory");
+  const elementwise::Grid grid = in.grid(to);
+  if (product_of)
+    elementwise::mul({n}, operands[0], operands[1], static_cast<float>(first), grid, out, to, parallel);
+  else
+    elementwise::add({n}, operands[0], static_cast<float>(first), operands[1], static_cast<float>(second), grid, out,
+                     to, parallel);
+}
+
+void lookup(Reader& in, const Parallel& parallel) {
+  const int64_t n = in.size("a size");
+  const Type from = in.byte_type("lookup takes bytes"), to = in.byte_type("lookup gives bytes");
+  const auto* codes = in.input(n, 1, "lookup reads outside its memory");
+  const auto* table = in.input(256, 1, "lookup: table");
+  auto* out = in.output(n, 1, "lookup writes outside its memory");
+  elementwise::lookup(codes, from, n, table, out, to, parallel);
+}
+
+// Moves bytes between two layouts of up to six dimensions, listed from the output's outermost to its innermost.
+void copy(Reader& in, const Parallel& parallel) {
+  constexpr int kRank = 6;
+  int64_t size[kRank], from[kRank], to[kRank], last_from = 0, last_to = 0;
+  int64_t count = 1;
+  for (int d = 0; d < kRank; ++d) {
+    size[d] = in.size("copy: size");
+    from[d] = in.size("copy: stride");
+    to[d] = in.size("copy: stride");
+    count = product(in, {count, size[d]});
+    if (size[d] == 0) continue;
+    last_from += product(in, {size[d] - 1, from[d]});
+    last_to += product(in, {size[d] - 1, to[d]});
+  }
+  const int64_t reach_from = count == 0 ? 0 : last_from + 1, reach_to = count == 0 ? 0 : last_to + 1;
+  in.require(count <= reach_to, "copy writes places twice");
+  const auto* x = in.input(reach_from, 1, "copy reads outside its memory");
+  auto* out = in.output(reach_to, 1, "copy writes outside its memory");
+  if (count == 0) return;
+  const int64_t lines = count / size[kRank - 1], length = size[kRank - 1];
+  const int64_t step_from = from[kRank - 1], step_to = to[kRank - 1];
+  parallel.for_range(0, lines, std::max<int64_t>(1, 32768 / length), [&](int64_t begin, int64_t end) {
+    for (int64_t line = begin; line < end; ++line) {
+      const uint8_t* source = x;
+      uint8_t* target = out;
+      int64_t left = line;
+      for (int d = kRank - 2; d >= 0; --d) {
+        source += left % size[d] * from[d];
+        target += left % size[d] * to[d];
+        left /= size[d];
+      }
+      if (step_from == 1 && step_to == 1) {
+        std::memcpy(target, source, static_cast<size_t>(length));
+      } else {
+        for (int64_t i = 0; i < length; ++i) target[i * step_to] = source[i * step_from];
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void run(const int64_t* words, int64_t count, const std::vector<Memory>& memories, const Parallel& parallel) {
+  Reader in(words, count, memories);
+  for (; !in.done(); ++in.instruction) {
+    switch (static_cast<Opcode>(in.word())) {
+      case Opcode::quantize: quantize(in, parallel); break;
+      case Opcode::dequantize: dequantize(in, parallel); break;
+      case Opcode::convolve: convolve(in, parallel); break;
+      case Opcode::linear: linear(in, parallel); break;
+      case Opcode::add: combine(in, false, parallel); break;
+      case Opcode::mul: combine(in, true, parallel); break;
+      case Opcode::lookup: lookup(in, parallel); break;
+      case Opcode::copy: copy(in, parallel); break;
+      default: in.require(false, "its opcode is unknown");
+    }
+  }
+}
+
+}  // namespace zeropoint::plan

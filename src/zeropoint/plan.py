@@ -1,0 +1,650 @@
+"""A converted network as one call: ``zeropoint.compile(model, example)``.
+
+Modules that call one kernel each pay for Python, for dispatch and for fresh memory at every layer. A plan pays once: the
+network is exported, its graph is laid out as a program over one arena of reused buffers, and a call runs the program in
+the native library (``csrc/plan``). The kernels are the same ones, so are the integers.
+
+What the layout does beyond translating: reshapes and slices become views, zero padding becomes the padding of the
+convolution behind it, and one-input functions of codes become tables.
+
+May import: floors 1 to 3.
+"""
+
+from __future__ import annotations
+
+import operator as python_operator
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from zeropoint import backends, grid
+from zeropoint.ops.registry import operator
+
+__all__ = ["CompiledModel", "PlanError", "compile"]
+
+_ALIGN = 64
+_ops = torch.ops.zeropoint
+_aten = torch.ops.aten
+
+
+class PlanError(RuntimeError):
+    """The network holds something that a plan cannot run; the message names it."""
+
+
+def _run_plan_meta(
+    program: Tensor, constants: list[Tensor], inputs: list[Tensor], outputs: list[Tensor], arena: int
+) -> None:
+    """Nothing to shape: the outputs are given."""
+
+
+@operator(
+    "run_plan(Tensor program, Tensor[] constants, Tensor[] inputs, Tensor(a!)[] outputs, int arena) -> ()",
+    meta=_run_plan_meta,
+)
+def run_plan_reference(
+    program: Tensor, constants: list[Tensor], inputs: list[Tensor], outputs: list[Tensor], arena: int
+) -> None:
+    """A program is what the native kernels run; without them there is none."""
+    raise PlanError("a plan needs the native kernels on the CPU: see zeropoint.backends.describe()")
+
+
+def compile(model: nn.Module, example: Tensor | Sequence[Tensor]) -> CompiledModel:
+    """Makes a plan of a converted static network, for inputs of the example's shapes.
+
+    Args:
+        model: what ``convert`` returned (or any module whose graph holds this package's operators and reshapes), in
+            evaluation mode, on the CPU.
+        example: one input, or a sequence of all positional inputs.
+
+    Returns:
+        A module that is called as ``model`` is and gives the same integers. An input of other shapes gets a plan of
+        its own at its first call. The plan shares the model's weights as they are now: after changing the model,
+        compile it again.
+
+    Raises:
+        PlanError: an operator that plans do not know, by name, or no native kernels.
+    """
+    inputs = (example,) if isinstance(example, Tensor) else tuple(example)
+    compiled = CompiledModel(model)
+    compiled.plan_for(inputs)
+    return compiled
+
+
+class CompiledModel(nn.Module):
+    """A network that runs as one call; made by :func:`compile`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._lock = threading.Lock()
+
+    def plan_for(self, inputs: tuple[Tensor, ...]) -> _Plan:
+        """The plan for inputs of these shapes and dtypes, made if there is none yet."""
+        key = tuple((x.shape, x.dtype) for x in inputs)
+        plan = self._plans.get(key)
+        if plan is None:
+            with self._lock:
+                plan = self._plans.get(key) or _make_plan(self.model, inputs)
+                self._plans[key] = plan
+        return plan
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """What ``model`` returns for the same inputs."""
+        return self.plan_for(inputs)(inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state.update(_plans={}, _lock=None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lock = threading.Lock()
+
+    def extra_repr(self) -> str:
+        return "\n".join(str(plan) for plan in self._plans.values())
+
+
+# --- the plan -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Plan:
+    program: Tensor
+    constants: list[Tensor]
+    arena: int
+    input_strides: list[tuple[int, ...]]
+    outputs: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]  # shape, strides, dtype
+    rebuild: Callable[[list[Tensor]], Any]
+    steps: list[str]
+
+    def __call__(self, inputs: tuple[Tensor, ...]) -> Any:
+        laid_out = [
+            x if x.stride() == strides else torch.empty_strided(x.shape, strides, dtype=x.dtype).copy_(x)
+            for x, strides in zip(inputs, self.input_strides, strict=True)
+        ]
+        outputs = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in self.outputs]
+        _ops.run_plan.default(self.program, self.constants, laid_out, outputs, self.arena)
+        return self.rebuild(outputs)
+
+    def __str__(self) -> str:
+        return f"{len(self.steps)} steps, {self.arena / 1e6:.2f} MB of buffers"
+
+
+@dataclass
+class _Buffer:
+    """Memory of one or more values: a place in the arena, an input, an output or a constant."""
+
+    bytes: int
+    memory: tuple[str, int] = ("arena", 0)  # kind, index within the kind (arena: none)
+    offset: int = 0
+    last_use: int = -1
+
+
+@dataclass
+class _Value:
+    """A tensor of the graph: where it lies, and how."""
+
+    buffer: _Buffer
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # elements
+    dtype: torch.dtype
+    start: int = 0  # elements from the buffer's first
+
+    @property
+    def count(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    def is_dense(self) -> bool:
+        """Whether the elements fill their memory, in some order of the dimensions."""
+        expected = 1
+        for stride, size in sorted((s, n) for s, n in zip(self.strides, self.shape, strict=True) if n != 1):
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+_TYPES = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.bfloat16: 2,
+    torch.float64: 3,
+    torch.int8: 4,
+    torch.uint8: 5,
+    torch.int32: 6,
+}
+_BYTES = (torch.int8, torch.uint8)
+_QUANTIZE, _DEQUANTIZE, _CONV, _LINEAR, _ADD, _MUL, _LOOKUP, _COPY, _MAX_POOL, _AVG_POOL = range(1, 11)
+
+
+def _bits(value: float) -> int:
+    return cast(int, struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+@dataclass
+class _Step:
+    """One instruction: words, some of which are buffers to be placed once all lifetimes are known."""
+
+    name: str
+    words: list[Any]  # ints, and (_Buffer, byte offset) pairs
+
+    def reads(self) -> list[_Buffer]:
+        return [word[0] for word in self.words if isinstance(word, tuple)]
+
+
+@dataclass
+class _Builder:
+    """Lays the nodes of an exported graph out as steps."""
+
+    tensors: dict[str, Tensor]  # parameters, buffers and constants by placeholder name
+    steps: list[_Step] = field(default_factory=list)
+    values: dict[Node, Any] = field(default_factory=dict)
+    constants: list[Tensor] = field(default_factory=list)
+    padded: dict[Node, tuple[_Value, list[int]]] = field(default_factory=dict)  # padding left to a convolution
+
+    # --- buffers ---
+
+    def place(self, node: Node) -> _Value:
+        """A new buffer for a node's result, laid out as the eager operator lays it out."""
+        fake = cast(Tensor, node.meta["val"])
+        itemsize = fake.element_size()
+        reach = 1 + sum((n - 1) * s for n, s in zip(fake.shape, fake.stride(), strict=True)) if fake.numel() else 0
+        value = _Value(_Buffer(reach * itemsize), tuple(fake.shape), tuple(fake.stride()), fake.dtype)
+        self.values[node] = value
+        return value
+
+    def constant(self, tensor: Tensor | None) -> list[Any]:
+        if tensor is None:
+            return [-1, 0]
+        self.constants.append(tensor.detach().contiguous())
+        return [(_Buffer(0, ("constant", len(self.constants) - 1)), 0)]
+
+    def ref(self, value: _Value) -> tuple[_Buffer, int]:
+        return value.buffer, value.start * value.dtype.itemsize
+
+    def emit(self, name: str, *words: Any) -> None:
+        flat: list[Any] = []
+        for word in words:
+            flat.extend(word) if isinstance(word, list) else flat.append(word)
+        self.steps.append(_Step(name, flat))
+
+    def tensor(self, node: Any) -> Tensor | None:
+        """The constant that an argument names."""
+        if node is None:
+            return None
+        found = self.tensors.get(node.name)
+        if found is None:
+            raise PlanError(f"a plan needs {node.name} to be a constant of the model")
+        return found
+
+    def copy(self, name: str, source: _Value, target: _Value) -> None:
+        """Copies codes from one layout to another, in the target's memory order."""
+        if source.dtype.itemsize != 1:
+            raise PlanError(f"{name}: a plan moves codes only, not {source.dtype}")
+        dims = [(n, s, t) for n, s, t in zip(target.shape, source.strides, target.strides, strict=True) if n != 1] or [
+            (1, 1, 1)
+        ]
+        dims.sort(key=lambda d: -d[2])
+        merged = [dims[0]]
+        for size, s, t in dims[1:]:  # dimensions that follow one another in both layouts are one
+            outer = merged[-1]
+            if outer[1] == s * size and outer[2] == t * size:
+                merged[-1] = (outer[0] * size, s, t)
+            else:
+                merged.append((size, s, t))
+        if len(merged) > 6:
+            raise PlanError(f"{name}: a plan copies up to six dimensions, not {len(merged)}")
+        merged = [(1, 0, 0)] * (6 - len(merged)) + merged
+        self.emit(name, _COPY, *[w for d in merged for w in d], self.ref(source), self.ref(target))
+
+    def strided(self, value: _Value, strides: tuple[int, ...], name: str) -> _Value:
+        """The value in another memory layout: itself, or a copy."""
+        same = all(a == b for a, b, n in zip(value.strides, strides, value.shape, strict=True) if n != 1)
+        if same:
+            return value
+        moved = _Value(_Buffer(value.count), value.shape, strides, value.dtype)
+        self.copy(name, value, moved)
+        return moved
+
+    # --- operators ---
+
+    def quantize(self, node: Node, x: _Value, scale: float, zero_point: int, low: int, high: int, dtype: Any) -> None:
+        out = self.place(node)
+        self.emit(
+            *("quantize", _QUANTIZE, x.count, _TYPES[x.dtype], _TYPES[dtype], self.ref(x), self.ref(out)),
+            *(_bits(scale), zero_point, low, high),
+        )
+
+    def dequantize(self, node: Node, x: _Value, scale: float, zero_point: int, dtype: Any) -> None:
+        out = self.place(node)
+        if not x.is_dense() or x.strides != out.strides:
+            x = self.strided(x, out.strides, "dequantize")
+        self.emit(
+            *("dequantize", _DEQUANTIZE, x.count, _TYPES[x.dtype], _TYPES[dtype], self.ref(x), self.ref(out)),
+            *(_bits(scale), zero_point),
+        )
+
+    def conv(
+        self,
+        node: Node,
+        x: _Value,
+        x_scale: float,
+        x_zero_point: int,
+        weight: Node,
+        weight_scale: Node,
+        weight_zero_point: Node,
+        bias: Node | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+        out_scale: float,
+        out_zero_point: int,
+        out_min: int,
+        out_max: int,
+        out_dtype: torch.dtype,
+        packed: Node | None,
+    ) -> None:
+        padding = list(padding)
+        source = node.args[0]
+        if isinstance(source, Node) and source in self.padded:
+            x, before = self.padded[source]
+            padding = [p + extra for p, extra in zip(padding, before, strict=True)]
+        w = cast(Tensor, self.tensor(weight))
+        rank, channels = w.dim() - 2, w.shape[0]
+        x = self.strided(x, _channels_last_strides(x.shape), "to channels_last")
+        out = self.place(node)
+        scales = cast(Tensor, self.tensor(weight_scale)).to(torch.float64).reshape(-1).expand(channels)
+        reals = self.tensor(bias)
+        zeros = cast(Tensor, self.tensor(weight_zero_point)).to(torch.int32).reshape(-1).expand(channels)
+        sizes: list[int] = []
+        for d in range(-3, 0):
+            at = d + rank
+            sizes += (
+                [x.shape[d], stride[at], dilation[at], padding[2 * at], padding[2 * at + 1]]
+                if at >= 0
+                else [1, 1, 1, 0, 0]
+            )
+        self.emit(
+            *("conv", _CONV, channels, w.shape[1], groups, *[1] * (3 - rank), *w.shape[2:], x.shape[0], *sizes),
+            *(int(x.dtype == torch.int8), x_zero_point, self.ref(x), self.ref(out)),
+            self.constant(w),
+            self.constant(self.tensor(packed)),
+            self.constant(zeros if bool(zeros.any()) else None),
+            self.constant(grid.multiplier(x_scale * scales, out_scale)),
+            self.constant(None if reals is None else grid.multiplier(reals, out_scale)),
+            *(_TYPES[out_dtype], out_zero_point, out_min, out_max),
+        )
+
+    def linear(
+        self,
+        node: Node,
+        x: _Value,
+        x_scale: float,
+        x_zero_point: int,
+        weight: Node,
+        weight_scale: Node,
+        weight_zero_point: Node,
+        bias: Node | None,
+        out_scale: float,
+        out_zero_point: int,
+        out_min: int,
+        out_max: int,
+        out_dtype: torch.dtype,
+        packed: Node | None,
+    ) -> None:
+        w = cast(Tensor, self.tensor(weight))
+        x = self.strided(x, _contiguous_strides(x.shape), "linear")
+        out = self.place(node)
+        n = w.shape[0]
+        scales = cast(Tensor, self.tensor(weight_scale)).to(torch.float32).reshape(-1).expand(n)
+        zeros = cast(Tensor, self.tensor(weight_zero_point)).to(torch.int32).reshape(-1).expand(n)
+        reals = self.tensor(bias)
+        self.emit(
+            *("linear", _LINEAR, x.count // max(x.shape[-1], 1), n, w.shape[1], int(x.dtype == torch.int8)),
+            *(x_zero_point, _bits(x_scale), _bits(out_scale), self.ref(x), self.ref(out)),
+            self.constant(w),
+            self.constant(self.tensor(packed)),
+            self.constant(scales),
+            self.constant(zeros),
+            self.constant(None if reals is None else reals.to(torch.float32)),
+            *(_TYPES[out_dtype], out_zero_point, out_min, out_max),
+        )
+
+    def combine(
+        self,
+        node: Node,
+        opcode: int,
+        a: _Value,
+        a_scale: float,
+        a_zero_point: int,
+        b: _Value,
+        b_scale: float,
+        b_zero_point: int,
+        out_scale: float,
+        *grid_words: Any,
+    ) -> None:
+        out_zero_point, out_min, out_max, out_dtype = grid_words
+        name = "add" if opcode == _ADD else "mul"
+        if a.shape != b.shape:
+            raise PlanError(f"{name} in a plan takes operands of one shape, got {a.shape} and {b.shape}")
+        out = self.place(node)
+        a, b = self.strided(a, out.strides, name), self.strided(b, out.strides, name)
+        if opcode == _ADD:
+            factors = grid.multiplier(a_scale, out_scale), grid.multiplier(b_scale, out_scale)
+        else:
+            factors = grid.multiplier(a_scale * b_scale, out_scale), torch.zeros(())
+        self.emit(
+            *(name, opcode, out.count, _TYPES[a.dtype], self.ref(a), a_zero_point),
+            *(_TYPES[b.dtype], self.ref(b), b_zero_point, *(_bits(float(f)) for f in factors)),
+            *(_TYPES[out_dtype], self.ref(out), out_zero_point, out_min, out_max),
+        )
+
+    def table(self, node: Node, x: _Value) -> None:
+        """A function of single codes: evaluated on all 256 of them."""
+        out = self.place(node)
+        limits = torch.iinfo(x.dtype)
+        codes = torch.arange(limits.min, limits.max + 1, dtype=torch.int64).to(x.dtype)
+        table = cast(Any, node.target)(codes, *node.args[1:], **node.kwargs)
+        x = self.strided(x, out.strides, str(node.target))
+        self.emit(
+            *(_short(node), _LOOKUP, out.count, _TYPES[x.dtype], _TYPES[out.dtype], self.ref(x)),
+            self.constant(table),
+            self.ref(out),
+        )
+
+    def concatenate(self, node: Node, parts: list[_Value], dim: int) -> None:
+        out = self.place(node)
+        at = 0
+        for part in parts:
+            if 0 in part.shape:
+                continue
+            window = _Value(out.buffer, part.shape, out.strides, out.dtype, at * out.strides[dim])
+            self.copy("cat", part, window)
+            at += part.shape[dim]
+
+    def pad(self, node: Node, x: _Value, pairs: list[int], fill: int) -> None:
+        """Padding with one code: left to the convolutions behind it where they pad with it anyway, else a copy."""
+        rank = len(x.shape) - 2
+        before = [0] * (2 * rank)
+        for d in range(len(pairs) // 2):
+            at = 2 * (rank - 1 - d)
+            if at >= 0:
+                before[at : at + 2] = pairs[2 * d : 2 * d + 2]
+        foldable = rank >= 1 and len(pairs) <= 2 * rank and min(pairs) >= 0
+        if foldable and all(u.target == _ops.conv.default and u.args[2] == fill for u in node.users):
+            self.padded[node] = x, before
+            self.values[node] = x
+            return
+        if min(pairs) < 0:
+            raise PlanError("a plan pads, it does not crop: negative padding")
+        out = self.place(node)
+        full = torch.full((out.buffer.bytes,), fill, dtype=out.dtype)
+        image = _Value(self.constant(full)[0][0], (out.buffer.bytes,), (1,), out.dtype)
+        self.copy("pad", image, _Value(out.buffer, image.shape, (1,), out.dtype))
+        start = sum(pairs[2 * d] * out.strides[-1 - d] for d in range(len(pairs) // 2))
+        self.copy("pad", x, _Value(out.buffer, x.shape, out.strides, out.dtype, start))
+
+    def move(self, node: Node, x: _Value) -> None:
+        """A reshape, slice or copy: a view where the eager operator gives one, else a copy."""
+        fake, base = cast(Tensor, node.meta["val"]), cast(Tensor, cast(Node, node.args[0]).meta["val"])
+        if fake.untyped_storage()._cdata == base.untyped_storage()._cdata or (
+            isinstance(base, Tensor) and _same_layout(fake, x)
+        ):
+            start = x.start + int(fake.storage_offset()) - int(base.storage_offset())
+            self.values[node] = _Value(x.buffer, tuple(fake.shape), tuple(fake.stride()), x.dtype, start)
+            return
+        out = self.place(node)
+        if out.shape != x.shape:  # a reshape that must copy: first to the logical order, then it is a view
+            source = self.strided(x, _contiguous_strides(x.shape), _short(node))
+            out = _Value(source.buffer, out.shape, _contiguous_strides(out.shape), x.dtype, source.start)
+            self.values[node] = self.strided(out, tuple(fake.stride()), _short(node))
+            return
+        self.copy(_short(node), x, out)
+
+
+def _short(node: Node) -> str:
+    return str(node.target).removeprefix("zeropoint.").removeprefix("aten.").partition(".")[0]
+
+
+def _same_layout(fake: Tensor, x: _Value) -> bool:
+    return tuple(fake.shape) == x.shape and tuple(fake.stride()) == x.strides
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _channels_last_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    moved = _contiguous_strides((shape[0], *shape[2:], shape[1]))
+    return (moved[0], moved[-1], *moved[1:-1])
+
+
+# --- from a graph to a plan -----------------------------------------------------------------------------------------
+
+_TABLES = {
+    _ops.requantize.default,
+    _aten.clamp.default,
+    _aten.relu.default,
+    _aten.clamp_min.default,
+    _aten.clamp_max.default,
+}
+_MOVES = {
+    *(_aten.view.default, _aten.reshape.default, _aten.flatten.using_ints, _aten.squeeze.default),
+    *(_aten.squeeze.dim, _aten.squeeze.dims, _aten.unsqueeze.default, _aten.permute.default),
+    *(_aten.transpose.int, _aten.t.default, _aten.movedim.int, _aten.movedim.intlist, _aten.slice.Tensor),
+    *(_aten.select.int, _aten.narrow.default, _aten.contiguous.default, _aten.clone.default),
+    *(_aten.detach.default, _aten.alias.default, _aten.unflatten.int, _aten.expand.default),
+    *(_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default),
+    *(_aten.chunk.default, _aten.split.Tensor, _aten.split_with_sizes.default),
+}
+
+
+def _lower(build: _Builder, node: Node) -> None:
+    """Lays out one call of the graph."""
+    target = node.target
+    args = [build.values.get(a, a) if isinstance(a, Node) else a for a in node.args]
+    if target == _ops.quantize_per_tensor.default:
+        build.quantize(node, *args)
+    elif target == _ops.dequantize_per_tensor.default:
+        build.dequantize(node, *args)
+    elif target == _ops.conv.default:
+        build.conv(node, *args)
+    elif target == _ops.linear.default:
+        build.linear(node, *args)
+    elif target == _ops.add.default:
+        build.combine(node, _ADD, *args)
+    elif target == _ops.mul.default:
+        build.combine(node, _MUL, *args)
+    elif target in _TABLES and args[0].dtype in _BYTES:
+        build.table(node, args[0])
+    elif target == _aten.cat.default:
+        dim = int(args[1]) if len(args) > 1 else 0
+        build.concatenate(node, [build.values[part] for part in args[0]], dim % len(build.values[args[0][0]].shape))
+    elif target in (_aten.pad.default, _aten.constant_pad_nd.default):
+        mode = args[2] if target == _aten.pad.default and len(args) > 2 else "constant"
+        if mode != "constant":
+            raise PlanError(f"a plan pads with a constant, not with mode {mode!r}")
+        build.pad(node, args[0], list(args[1]), int(args[-1] or 0) if len(args) > 2 else 0)
+    elif target == python_operator.getitem and isinstance(args[0], list):
+        build.values[node] = args[0][args[1]]
+    elif target in _MOVES and isinstance(args[0], _Value):
+        if target in (_aten.dropout.default, _aten.feature_dropout.default) and args[2]:
+            raise PlanError("a plan is for inference: call model.eval() first")
+        if isinstance(node.meta["val"], (list, tuple)):
+            build.values[node] = [_window(args[0], node, part) for part in node.meta["val"]]
+        else:
+            build.move(node, args[0])
+    else:
+        raise PlanError(f"a plan cannot run {target} ({_module_of(node)}): run the model without compile()")
+
+
+def _window(x: _Value, node: Node, fake: Tensor) -> _Value:
+    base = cast(Tensor, cast(Node, node.args[0]).meta["val"])
+    start = x.start + int(fake.storage_offset()) - int(base.storage_offset())
+    return _Value(x.buffer, tuple(fake.shape), tuple(fake.stride()), x.dtype, start)
+
+
+def _module_of(node: Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    path, kind = list(stack.values())[-1] if stack else ("", "the model")
+    return f"in {getattr(kind, '__name__', str(kind).rpartition('.')[2])} {path!r}"
+
+
+def _make_plan(model: nn.Module, inputs: tuple[Tensor, ...]) -> _Plan:
+    if not backends.is_native():
+        raise PlanError("a plan needs the native kernels on the CPU: see zeropoint.backends.describe()")
+    with torch.no_grad():
+        exported = torch.export.export(model, inputs, strict=False)
+    signature = exported.graph_signature
+    state = {**exported.state_dict, **exported.constants}
+    named = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    build = _Builder({name: cast(Tensor, state[target]) for name, target in named.items()})
+    input_strides: list[tuple[int, ...]] = []
+    result: Any = None
+    for node in exported.graph.nodes:
+        if node.op == "placeholder" and node.name in signature.user_inputs:
+            value = build.place(node)
+            value.buffer.memory = ("input", len(input_strides))
+            input_strides.append(value.strides)
+        elif node.op == "call_function" and node.target != _aten._assert_tensor_metadata.default:
+            _lower(build, node)
+        elif node.op == "output":
+            result = node.args[0]
+    flat = [build.values[node] for node in result]
+    outputs = []
+    for index, value in enumerate(flat):
+        if value.buffer.memory[0] != "arena" or value.start or not value.is_dense():
+            raise PlanError("an output of a plan must be computed in it, as a whole tensor")
+        value.buffer.memory = ("output", index)
+        outputs.append((value.shape, value.strides, value.dtype))
+    arena = _allocate(build.steps)
+    program = _assemble(build, len(input_strides), len(outputs))
+
+    def rebuild(tensors: list[Tensor]) -> Any:
+        return torch.utils._pytree.tree_unflatten(tensors, exported.call_spec.out_spec)
+
+    return _Plan(program, build.constants, arena, input_strides, outputs, rebuild, [s.name for s in build.steps])
+
+
+def _allocate(steps: list[_Step]) -> int:
+    """Gives every buffer of the arena a place that no other one holds while it lives. Returns the arena's size."""
+    for index, step in enumerate(steps):
+        for buffer in step.reads():
+            buffer.last_use = index
+    alive: list[_Buffer] = []
+    placed: set[int] = set()
+    size = 0
+    for index, step in enumerate(steps):
+        for buffer in step.reads():
+            if buffer.memory[0] != "arena" or id(buffer) in placed:
+                continue
+            placed.add(id(buffer))
+            buffer.offset = _first_gap(alive, buffer.bytes)
+            size = max(size, buffer.offset + buffer.bytes)
+            alive.append(buffer)
+        alive = [buffer for buffer in alive if buffer.last_use > index]
+    return size + _ALIGN  # kernels may read a few bytes behind a row
+
+
+def _first_gap(alive: list[_Buffer], size: int) -> int:
+    at = 0
+    for buffer in sorted(alive, key=lambda b: b.offset):
+        if at + size <= buffer.offset:
+            break
+        at = max(at, -(-(buffer.offset + buffer.bytes) // _ALIGN) * _ALIGN)
+    return at
+
+
+def _assemble(build: _Builder, inputs: int, outputs: int) -> Tensor:
+    """The words of all steps, with buffers as (memory, byte offset)."""
+    first = {"arena": 0, "input": 1, "output": 1 + inputs, "constant": 1 + inputs + outputs}
+    words: list[int] = []
+    for step in build.steps:
+        for word in step.words:
+            if isinstance(word, tuple):
+                buffer, offset = word
+                kind, index = buffer.memory
+                words += [first[kind] + index, buffer.offset + offset]
+            else:
+                words.append(int(word))
+    return torch.tensor(words, dtype=torch.int64)

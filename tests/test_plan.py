@@ -1,0 +1,128 @@
+"""A compiled network gives the integers of its modules, refuses what it cannot run, and cannot be made to crash."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zeropoint as zp
+from zeropoint.ao.nn.quantized import FloatFunctional
+from zeropoint.ao.quantization import DeQuantStub, QuantStub, convert, fuse_modules, get_default_qconfig, prepare
+
+pytestmark = pytest.mark.skipif(not zp.backends.is_native(), reason="a plan runs in the native library")
+
+
+class Residual(nn.Module):
+    """What convolutional networks are made of: padding, depthwise, ReLU6, a residual sum, a concatenation, slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2), nn.ReLU6())
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.point = nn.Conv2d(16, 16, 1)
+        self.relu = nn.ReLU()
+        self.dropout = nn.Dropout(0.5)
+        self.wide = nn.Conv2d(40, 8, 3, padding=1, bias=False)
+        self.add, self.mul, self.cat = FloatFunctional(), FloatFunctional(), FloatFunctional()
+        self.fc = nn.Linear(8 * 49, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.pad(self.quant(x), (0, 1, 0, 1))
+        x = self.stem(x)
+        x = self.add.add(x, self.relu(self.point(self.depthwise(x))))
+        x = self.mul.mul(x, x)
+        x = self.cat.cat([x, nn.functional.pad(x[:, 4:12], (1, 1, 1, 1))[:, :, 1:-1, 1:-1], x], 1)
+        x = self.wide(self.dropout(x))
+        return self.dequant(self.fc(torch.flatten(x, 1)))
+
+
+def quantized(model: nn.Module, *shape: int) -> nn.Module:
+    model.eval().qconfig = get_default_qconfig()  # type: ignore[union-attr]
+    prepared = prepare(model)
+    prepared(torch.randn(*shape))
+    return convert(prepared)
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return quantized(fuse_modules(Residual().eval(), [["stem.0", "stem.1"]]), 4, 3, 14, 14)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_plan_gives_the_integers_of_the_modules(network: nn.Module, batch: int, isa: str, threads: int) -> None:
+    x = torch.randn(batch, 3, 14, 14)
+    compiled = zp.compile(network, x)
+    assert torch.equal(compiled(x), network(x))
+    assert torch.equal(compiled(-x), network(-x))
+
+
+def test_one_and_three_dimensions() -> None:
+    line = nn.Sequential(QuantStub(), nn.Conv1d(4, 6, 3, padding=2, dilation=2), nn.Flatten(), DeQuantStub())
+    cube = nn.Sequential(QuantStub(), nn.Conv3d(2, 3, (1, 2, 3), stride=(1, 2, 1)), nn.ReLU(), DeQuantStub())
+    for model, shape in ((line, (2, 4, 9)), (cube, (2, 2, 3, 6, 5))):
+        network, x = quantized(model, *shape), torch.randn(*shape)
+        assert torch.equal(zp.compile(network, x)(x), network(x))
+
+
+def test_other_shapes_and_layouts_get_a_plan_of_their_own(network: nn.Module) -> None:
+    compiled = zp.compile(network, torch.randn(1, 3, 14, 14))
+    x = torch.randn(3, 3, 14, 14).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(compiled(x), network(x))
+
+
+def test_copies_and_repr(network: nn.Module) -> None:
+    x = torch.randn(1, 3, 14, 14)
+    compiled = zp.compile(network, x)
+    assert torch.equal(copy.deepcopy(compiled)(x), network(x))
+    assert "steps" in repr(compiled)
+
+
+def test_threads_of_python_may_share_a_plan(network: nn.Module) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    inputs = [torch.randn(1, 3, 14, 14) for _ in range(8)]
+    compiled = zp.compile(network, inputs[0])
+    with ThreadPoolExecutor(4) as pool:
+        for got, x in zip(pool.map(compiled, inputs), inputs, strict=True):
+            assert torch.equal(got, network(x))
+
+
+def test_what_a_plan_cannot_run_is_named() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(x)
+
+    with pytest.raises(zp.PlanError, match=r"aten\.sin"):
+        zp.compile(nn.Sequential(Odd()).eval(), torch.ones(2))
+
+
+def test_the_reference_backend_says_that_it_has_no_plans() -> None:
+    with pytest.raises(zp.PlanError, match="native kernels"):
+        zp.plan.run_plan_reference(torch.zeros(1, dtype=torch.int64), [], [], [], 0)
+
+
+def test_broken_programs_raise_and_do_not_crash(network: nn.Module) -> None:
+    x = torch.randn(1, 3, 14, 14)
+    plan = zp.compile(network, x).plan_for((x,))
+    outputs = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in plan.outputs]
+    dice = random.Random(0)
+    values = (-1, 0, 1, 2, 3, 7, 255, 256, 2**31, 2**40, 2**62, -(2**62))
+    refused = 0
+    for _ in range(2000):
+        words = plan.program.clone()
+        for _ in range(dice.randint(1, 3)):
+            words[dice.randrange(len(words))] = dice.choice(values)
+        if dice.random() < 0.1:
+            words = words[: dice.randrange(len(words))]
+        try:
+            torch.ops.zeropoint.run_plan(words, plan.constants, [x], outputs, plan.arena)
+        except (RuntimeError, ValueError) as error:
+            assert "plan" in str(error)
+            refused += 1
+    assert refused > 1000
