@@ -55,11 +55,15 @@ def _below(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
+def _top_level(name: str) -> bool:
+    return name.startswith("torch.") and name.removeprefix("torch.") in _TOP_LEVEL
+
+
 def is_of_interest(name: str) -> bool:
     """Whether a full dotted name belongs to what torch is removing."""
     if name == "torch.ao" or any(_below(name, package) for package in _PACKAGES if package != "torch.ao"):
         return True
-    return name.removeprefix("torch.") in _TOP_LEVEL or any(_reason_fits(name, start) for start in _REASONS)
+    return _top_level(name) or any(_reason_fits(name, start) for start in _REASONS)
 
 
 def _reason_fits(name: str, start: str) -> bool:
@@ -84,9 +88,8 @@ def new_name(name: str) -> str | None:
     Returns:
         A name that exists, as a module or in one.
     """
-    top = name.removeprefix("torch.")
-    if top in _TOP_LEVEL:
-        return f"zeropoint.{top}"
+    if _top_level(name):
+        return f"zeropoint.{name.removeprefix('torch.')}"
     package = max((old for old in _PACKAGES if _below(name, old)), key=len, default=None)
     if package is None:
         return None

@@ -282,14 +282,13 @@ class _Rewriter:
         if not wanted:
             return
         after: ast.stmt | None = None
+        leading = True
         for statement in self._tree.body:
-            binds_torch = isinstance(statement, (ast.Import, ast.ImportFrom)) and any(
-                binding.statement is statement for group in self._imports.values() for binding in group
-            )
-            if binds_torch or (after is None and _is_preamble(statement)):
+            if any(binding.statement is statement for group in self._imports.values() for binding in group):
                 after = statement
-                if binds_torch:
-                    break
+                break
+            leading = leading and _is_preamble(statement)
+            after = statement if leading else after
         lines = "".join(f"import {name}{self._newline}" for name in wanted)
         line = (after.end_lineno or after.lineno) if after is not None else 0
         place = self._starts[min(line, len(self._starts) - 1)]
