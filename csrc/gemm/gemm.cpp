@@ -288,9 +288,9 @@ int64_t tile_rows(const Packed& packed) {
 
 // Their codes stay in the second-level cache meanwhile. A multiple of every kernel's tile.
 int64_t block_rows(const Packed& packed) {
-  constexpr int64_t kCacheBytes = 256 * 1024;
-  const int64_t fitting = kCacheBytes / std::max<int64_t>(padded_depth(packed.k), 1);
-  return std::max<int64_t>(fitting / 24, 2) * 24;
+  constexpr int64_t kCacheBytes = 128 * 1024;
+  const int64_t row_bytes = padded_depth(packed.k) * (packed.form == Form::words ? 2 : 1);
+  return std::max<int64_t>(kCacheBytes / std::max<int64_t>(row_bytes, 1) / 24, 1) * 24;
 }
 
 void* thread_scratch(Scratch slot, size_t bytes) {
