@@ -292,6 +292,7 @@ def test_convolution_settings_are_checked():
     assert QatConv2d(1, 1, 1, bias=False, padding_mode="circular", padding=1)(torch.randn(1, 1, 4, 4)).shape[-1] == 6
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch._dynamo itself
 def test_compiles():
     layer = QatConv2d(2, 3, 3)
     x = torch.randn(1, 2, 5, 5)
