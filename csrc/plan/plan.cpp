@@ -9,6 +9,7 @@
 #include "elementwise/elementwise.h"
 #include "gemm/linear.h"
 #include "isa.h"
+#include "pool/pool.h"
 
 namespace zeropoint::plan {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 using elementwise::Type;
 
 constexpr int64_t kLargest = int64_t{1} << 31;  // of a size: products of two fit 64 bits
+constexpr int64_t kMostWindows = 1 << 20;       // of a dimension, before its buffers are known to hold them
 
 // Reads the fields of one program, and checks them.
 class Reader {
@@ -241,6 +243,44 @@ void lookup(Reader& in, const Parallel& parallel) {
   elementwise::lookup(codes, from, n, table, out, to, parallel);
 }
 
+// Max or average over windows of channels-last bytes. Windows are strided, or adaptive: as many as the output has.
+void pool_windows(Reader& in, bool average, const Parallel& parallel) {
+  pool::Windows windows;
+  windows.batch = in.size("pool: batch");
+  windows.channels = in.size("pool: channels");
+  int64_t positions = 1;
+  for (int d = 0; d < 3; ++d) {
+    windows.in[d] = in.between(1, kLargest, "pool: input size");
+    const int64_t out = in.between(1, kMostWindows, "pool: output size");
+    positions = product(in, {positions, out});
+    if (in.flag("pool: adaptive")) {
+      windows.spans[d] = pool::adaptive_spans(windows.in[d], out);
+      continue;
+    }
+    const int64_t kernel = in.between(1, kLargest, "pool: kernel size"), stride = in.between(1, kLargest, "pool: stride");
+    const int64_t padding = in.between(0, kernel / 2, "pool: padding"), dilation = in.between(1, kLargest, "pool: dilation");
+    const bool count_padding = in.flag("pool: whether padding counts");
+    in.require((out - 1) * stride < windows.in[d] + padding, "pool: a window lies outside the input");
+    windows.spans[d] = pool::window_spans(windows.in[d], out, kernel, stride, padding, dilation, count_padding);
+  }
+  const Type type = in.byte_type("pool takes bytes");
+  const int64_t in_size = product(in, {windows.batch, windows.in[0], windows.in[1], windows.in[2], windows.channels});
+  const auto* x = in.input(in_size, 1, "pool reads outside its memory");
+  auto* out = in.output(product(in, {windows.batch, positions, windows.channels}), 1, "pool writes outside its memory");
+  const auto zero_point = static_cast<int32_t>(in.between(-128, 255, "pool: zero point"));
+  const int64_t divisor = in.between(-kLargest, kLargest, "pool: divisor");
+  const auto run = [&](const auto* codes, auto* to) {
+    if (average)
+      pool::average(active_isa(), windows, codes, zero_point, divisor, to, parallel);
+    else
+      pool::max(active_isa(), windows, codes, to, parallel);
+  };
+  if (type == Type::u8)
+    run(x, out);
+  else
+    run(reinterpret_cast<const int8_t*>(x), reinterpret_cast<int8_t*>(out));
+}
+
 // Moves bytes between two layouts of up to six dimensions, listed from the output's outermost to its innermost.
 void copy(Reader& in, const Parallel& parallel) {
   constexpr int kRank = 6;
@@ -295,6 +335,8 @@ void run(const int64_t* words, int64_t count, const std::vector<Memory>& memorie
       case Opcode::mul: combine(in, true, parallel); break;
       case Opcode::lookup: lookup(in, parallel); break;
       case Opcode::copy: copy(in, parallel); break;
+      case Opcode::max_pool: pool_windows(in, false, parallel); break;
+      case Opcode::average_pool: pool_windows(in, true, parallel); break;
       default: in.require(false, "its opcode is unknown");
     }
   }

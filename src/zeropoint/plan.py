@@ -1,8 +1,8 @@
 """A converted network as one call: ``zeropoint.compile(model, example)``.
 
-Modules that call one kernel each pay for Python, for dispatch and for fresh memory at every layer. A plan pays once: the
-network is exported, its graph is laid out as a program over one arena of reused buffers, and a call runs the program in
-the native library (``csrc/plan``). The kernels are the same ones, so are the integers.
+Modules that call one kernel each pay for Python, for dispatch and for fresh memory at every layer. A plan pays once:
+the network is exported, its graph is laid out as a program over one arena of reused buffers, and a call runs the
+program in the native library (``csrc/plan``). The kernels are the same ones, so are the integers.
 
 What the layout does beyond translating: reshapes and slices become views, zero padding becomes the padding of the
 convolution behind it, and one-input functions of codes become tables.
@@ -105,7 +105,7 @@ class CompiledModel(nn.Module):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
 
     def extra_repr(self) -> str:
@@ -411,6 +411,50 @@ class _Builder:
             *(_TYPES[out_dtype], self.ref(out), out_zero_point, out_min, out_max),
         )
 
+    def pool(
+        self, node: Node, opcode: int, x: _Value, windows: list[list[int]] | None, zero_point: int, divisor: int
+    ) -> None:
+        """Pooling over windows: [kernel, stride, padding, dilation, padding counts] a dimension; None: adaptive."""
+        name = "max_pool" if opcode == _MAX_POOL else "avg_pool"
+        fake = cast(Tensor, node.meta["val"])
+        rank = len(x.shape) - 2
+        if not 1 <= rank <= 3 or fake.dim() != len(x.shape):
+            raise PlanError(f"{name} in a plan takes batched inputs of three to five dimensions, got {x.shape}")
+        x = self.strided(x, _channels_last_strides(x.shape), "to channels_last")
+        pooled = _Value(_Buffer(fake.numel()), tuple(fake.shape), _channels_last_strides(tuple(fake.shape)), x.dtype)
+        sizes: list[int] = []
+        for d in range(rank - 3, rank):
+            if d < 0:
+                sizes += [1, 1, 1]
+            elif windows is None:
+                sizes += [x.shape[2 + d], fake.shape[2 + d], 1]
+            else:
+                sizes += [x.shape[2 + d], fake.shape[2 + d], 0, *windows[d]]
+        self.emit(
+            name,
+            *(opcode, x.shape[0], x.shape[1], *sizes, _TYPES[x.dtype], self.ref(x), self.ref(pooled)),
+            *(zero_point, divisor),
+        )
+        self.values[node] = self.strided(pooled, tuple(fake.stride()), name)
+
+    def mean(self, node: Node, x: _Value, zero_point: int, dim: list[int], keepdim: bool) -> None:
+        """The mean over all spatial dimensions: one window each."""
+        rank = len(x.shape) - 2
+        if sorted(d % len(x.shape) for d in dim) != list(range(2, len(x.shape))) or rank < 1:
+            raise PlanError(f"mean in a plan is over all spatial dimensions, got dim={dim} of {len(x.shape)}")
+        fake = cast(Tensor, node.meta["val"])
+        x = self.strided(x, _channels_last_strides(x.shape), "to channels_last")
+        pooled = _Value(_Buffer(fake.numel()), (x.shape[0], x.shape[1]), (x.shape[1], 1), x.dtype)
+        sizes = [1, 1, 1] * (3 - rank) + [w for n in x.shape[2:] for w in (n, 1, 1)]
+        self.emit(
+            "mean",
+            *(_AVG_POOL, x.shape[0], x.shape[1], *sizes, _TYPES[x.dtype], self.ref(x), self.ref(pooled)),
+            *(zero_point, 0),
+        )
+        shape, ones = tuple(fake.shape), (1,) * rank
+        kept = _Value(pooled.buffer, (*pooled.shape, *ones), (*pooled.strides, *ones), x.dtype) if keepdim else pooled
+        self.values[node] = self.strided(kept, tuple(fake.stride()), "mean") if shape == kept.shape else kept
+
     def table(self, node: Node, x: _Value) -> None:
         """A function of single codes: evaluated on all 256 of them."""
         out = self.place(node)
@@ -518,7 +562,7 @@ _MOVES = {
 def _lower(build: _Builder, node: Node) -> None:
     """Lays out one call of the graph."""
     target = node.target
-    args = [build.values.get(a, a) if isinstance(a, Node) else a for a in node.args]
+    args: list[Any] = [build.values.get(a, a) if isinstance(a, Node) else a for a in node.args]
     if target == _ops.quantize_per_tensor.default:
         build.quantize(node, *args)
     elif target == _ops.dequantize_per_tensor.default:
@@ -531,6 +575,18 @@ def _lower(build: _Builder, node: Node) -> None:
         build.combine(node, _ADD, *args)
     elif target == _ops.mul.default:
         build.combine(node, _MUL, *args)
+    elif target == _ops.max_pool.default:
+        x, kernel, stride, padding, dilation, _ = args
+        windows = [[*w, 0] for w in zip(kernel, stride, padding, dilation, strict=True)]
+        build.pool(node, _MAX_POOL, x, windows, 0, 0)
+    elif target == _ops.avg_pool.default:
+        x, zero_point, kernel, stride, padding, _, counts, divisor = args
+        windows = [[*w, 1, int(counts)] for w in zip(kernel, stride, padding, strict=True)]
+        build.pool(node, _AVG_POOL, x, windows, zero_point, divisor or 0)
+    elif target == _ops.adaptive_avg_pool.default:
+        build.pool(node, _AVG_POOL, args[0], None, args[1], 0)
+    elif target == _ops.mean.default:
+        build.mean(node, *args)
     elif target in _TABLES and args[0].dtype in _BYTES:
         build.table(node, args[0])
     elif target == _aten.cat.default:
