@@ -14,6 +14,7 @@ SUITES = {
     "conv": "convolutions of real networks",
     "networks": "whole networks",
     "elementwise": "quantize, dequantize, add, norms, activations",
+    "ddp": "gradient compression over a network of 100 Mbit/s",
     "fake_quantize": "fake quantize and observers, forward and backward",
 }
 
