@@ -109,6 +109,9 @@ void run(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, in
 void run_wide(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, int64_t n_begin, int64_t n_end,
               const Epilogue& epilogue, int64_t* out, int64_t out_stride);
 
+// The epilogue, to codes or floats, of sums that `run_wide` gave: what `run` does with its own.
+void store_wide(const int64_t* sums, int64_t m, int64_t n_begin, int64_t n_end, const Epilogue& epilogue);
+
 // sums[m] = sum over k < K of a[m][k].
 void row_sums(const uint8_t* a, int64_t a_stride, int64_t m, int64_t k, int32_t* sums);
 

@@ -60,14 +60,15 @@ void prepare_columns(const Layer& layer, double x_scale, double out_scale, int64
     multiplier[n] = offset[n] = 0.0f, zero_point[n] = 0;
 }
 
-// The step after the sum for sums of 64 bits; the formulas are those of Epilogue.
+}  // namespace
+
 void store_wide(const int64_t* sums, int64_t m, int64_t n_begin, int64_t n_end, const Epilogue& ep) {
   constexpr float kShift = 12582912.0f;  // 1.5 * 2**23: adding it rounds to an integer, ties to even
   for (int64_t row = 0; row < m; ++row)
     for (int64_t n = n_begin; n < n_end; ++n) {
       float y = static_cast<float>(*sums++) * ep.multiplier[n];
       if (ep.offset) y = y + ep.offset[n];
-      const int64_t at = row * ep.out_stride + n;
+      const int64_t at = row * ep.out_stride + n - ep.out_column;
       if (ep.output == Output::floats) {
         static_cast<float*>(ep.out)[at] = ep.relu && y < 0.0f ? 0.0f : y;
         continue;
@@ -78,6 +79,8 @@ void store_wide(const int64_t* sums, int64_t m, int64_t n_begin, int64_t n_end, 
       static_cast<uint8_t*>(ep.out)[at] = static_cast<uint8_t>(code);
     }
 }
+
+namespace {
 
 // How many threads share the rows and how many the columns: the split whose largest part is smallest.
 struct Split {
