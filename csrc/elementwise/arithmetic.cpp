@@ -34,17 +34,27 @@ struct Loops {
   // Calls f(offset in a, offset in b, place in the output, n) on the innermost rows of [begin, end).
   template <class F>
   void walk(int64_t begin, int64_t end, F&& f) const {
+    const size_t outer = sizes.size() - 1;
+    std::vector<int64_t> place(outer);
+    int64_t rest = begin / sizes.back(), column = begin % sizes.back(), row_a = 0, row_b = 0;
+    for (size_t d = outer; d-- > 0; rest /= sizes[d]) {
+      place[d] = rest % sizes[d];
+      row_a += place[d] * a[d];
+      row_b += place[d] * b[d];
+    }
     while (begin < end) {
-      int64_t rest = begin / sizes.back();
-      const int64_t column = begin % sizes.back();
-      int64_t in_a = column * a.back(), in_b = column * b.back();
-      for (size_t d = sizes.size() - 1; d-- > 0; rest /= sizes[d]) {
-        in_a += (rest % sizes[d]) * a[d];
-        in_b += (rest % sizes[d]) * b[d];
-      }
       const int64_t n = std::min(end - begin, sizes.back() - column);
-      f(in_a, in_b, begin, n);
+      f(row_a + column * a.back(), row_b + column * b.back(), begin, n);
       begin += n;
+      column = 0;
+      for (size_t d = outer; d-- > 0;) {
+        row_a += a[d];
+        row_b += b[d];
+        if (++place[d] < sizes[d]) break;
+        row_a -= sizes[d] * a[d];
+        row_b -= sizes[d] * b[d];
+        place[d] = 0;
+      }
     }
   }
 };
@@ -60,12 +70,13 @@ const uint8_t* together(const uint8_t* from, int64_t stride, int64_t n, uint8_t*
 // where the second operand is one code; `wide(a, b)` is the formula on steps.
 template <class Rows, class Repeated, class Wide>
 void broadcast(const std::vector<int64_t>& sizes, const Operand& a, const Operand& b, Grid grid, void* out,
-               Type out_type, const Parallel& parallel, Rows&& rows, Repeated&& repeated, Wide&& wide) {
+               Type out_type, bool moderate, const Parallel& parallel, Rows&& rows, Repeated&& repeated,
+               Wide&& wide) {
   const Loops loops(sizes, a, b);
   const int64_t a_stride = loops.sizes.back() == 1 ? 1 : loops.a.back();
   const int64_t b_stride = loops.sizes.back() == 1 ? 1 : loops.b.back();
-  const bool all_bytes =
-      fits_byte_loops(a.type, a.zero_point) && fits_byte_loops(b.type, b.zero_point) && is_byte(out_type);
+  const bool by_bytes = moderate && is_byte(out_type) && fits_byte_loops(a.type, a.zero_point) &&
+                        fits_byte_loops(b.type, b.zero_point);
   const auto on_bytes = [&](int64_t in_a, int64_t in_b, int64_t place, int64_t n) {
     const auto* from_a = static_cast<const uint8_t*>(a.data) + in_a;
     const auto* from_b = static_cast<const uint8_t*>(b.data) + in_b;
@@ -97,15 +108,16 @@ void broadcast(const std::vector<int64_t>& sizes, const Operand& a, const Operan
     }
   };
   parallel.for_range(0, loops.total, kGrain, [&](int64_t begin, int64_t end) {
-    if (all_bytes)
+    if (by_bytes)
       loops.walk(begin, end, on_bytes);
     else
       loops.walk(begin, end, on_any);
   });
 }
 
-// The steps of one code, as the loops of kernels.h see them.
-float steps(Bytes x) { return static_cast<float>(static_cast<int8_t>(*x.codes ^ x.flip)) - x.zero; }
+float steps(Bytes x) {
+  return (x.is_signed ? static_cast<float>(static_cast<int8_t>(*x.codes)) : static_cast<float>(*x.codes)) - x.zero;
+}
 
 }  // namespace
 
@@ -115,8 +127,9 @@ void add(const std::vector<int64_t>& sizes, Operand a, float a_factor, Operand b
   const Target place = target(out_type, grid);
   const auto left = [&](const uint8_t* codes) { return bytes(codes, a.type, a.zero_point); };
   const auto right = [&](const uint8_t* codes) { return bytes(codes, b.type, b.zero_point); };
+  const bool moderate = is_moderate(a_factor, kModerateFactor) && is_moderate(b_factor, kModerateFactor);
   broadcast(
-      sizes, a, b, grid, out, out_type, parallel,
+      sizes, a, b, grid, out, out_type, moderate, parallel,
       [&](const uint8_t* x, const uint8_t* y, uint8_t* to, int64_t n) {
         k.add(left(x), a_factor, right(y), b_factor, to, n, place);
       },
@@ -139,7 +152,7 @@ void mul(const std::vector<int64_t>& sizes, Operand a, Operand b, float factor, 
   const auto left = [&](const uint8_t* codes) { return bytes(codes, a.type, a.zero_point); };
   const auto right = [&](const uint8_t* codes) { return bytes(codes, b.type, b.zero_point); };
   broadcast(
-      sizes, a, b, grid, out, out_type, parallel,
+      sizes, a, b, grid, out, out_type, is_moderate(factor, kModerateProduct), parallel,
       [&](const uint8_t* x, const uint8_t* y, uint8_t* to, int64_t n) { k.mul(left(x), right(y), factor, to, n, place); },
       [&](const uint8_t* row, const uint8_t* one, bool swapped, uint8_t* to, int64_t n) {
         if (swapped)

@@ -13,9 +13,9 @@ namespace zeropoint::elementwise {
 enum class Type : int { f32, f16, bf16, f64, i8, u8, i32 };
 
 inline bool is_byte(Type type) { return type == Type::i8 || type == Type::u8; }
-// Whether every code minus the zero point is exact in a float, as the loops of kernels.h compute it.
+// Whether the loops of kernels.h may work on these codes.
 inline bool fits_byte_loops(Type type, int64_t zero_point) {
-  return is_byte(type) && -(1 << 22) <= zero_point && zero_point <= (1 << 22);
+  return is_byte(type) && is_moderate(static_cast<float>(zero_point), kModerateZero);
 }
 inline int64_t size_of(Type type) {
   switch (type) {
@@ -56,7 +56,7 @@ struct ChannelGrid {
 inline uint8_t flip_of(Type type) { return type == Type::u8 ? 0x80 : 0; }
 inline int64_t shift_of(Type type) { return type == Type::u8 ? 128 : 0; }
 inline Bytes bytes(const void* codes, Type type, int64_t zero_point) {
-  return {static_cast<const uint8_t*>(codes), flip_of(type), static_cast<float>(zero_point - shift_of(type))};
+  return {static_cast<const uint8_t*>(codes), type == Type::i8, static_cast<float>(zero_point)};
 }
 inline Target target(Type type, Grid grid) {
   return {flip_of(type), static_cast<int16_t>(grid.zero_point - shift_of(type)),

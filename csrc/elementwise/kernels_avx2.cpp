@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "elementwise/kernels.h"
 
@@ -31,20 +32,30 @@ inline Floats finite_or(Floats v, Floats other) {
   return _mm256_blendv_ps(other, v, _mm256_cmp_ps(magnitude, infinity, _CMP_LT_OQ));
 }
 
-inline Floats from_bytes(const uint8_t* p, uint8_t flip) {
+inline bool any_nan(Floats a, Floats b, Floats c, Floats d) {
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q), _mm256_cmp_ps(c, d, _CMP_UNORD_Q))) != 0;
+}
+// Large values must not reach the conversion to integers, which answers 2^31 for them as for -2^31. Small ones may.
+inline Floats saturated(Floats v) { return _mm256_min_ps(v, _mm256_set1_ps(32767.0f)); }
+
+template <class Signed>
+inline Floats from_bytes(const uint8_t* p, Signed) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(flip)))));
+  return _mm256_cvtepi32_ps(Signed::value ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
 }
 
-// Packing works within 128-bit halves, so the eight groups of four bytes come out as 0 2 4 6 1 3 5 7.
-inline void write_bytes(Floats a, Floats b, Floats c, Floats d, int16_t zero, uint8_t flip, uint8_t* out) {
-  const __m256i shift = _mm256_set1_epi16(zero);
-  const __m256i ab = _mm256_add_epi16(_mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b)), shift);
-  const __m256i cd = _mm256_add_epi16(_mm256_packs_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d)), shift);
+// Rounds, adds the zero point and saturates, at 16 bits and at 8. Packing works within 128-bit halves, so the eight
+// groups of four bytes come out as 0 2 4 6 1 3 5 7.
+inline void write_bytes(Floats a, Floats b, Floats c, Floats d, Target target, uint8_t* out) {
+  const __m256i shift = _mm256_set1_epi16(target.zero);
+  const __m256i ab = _mm256_adds_epi16(_mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b)), shift);
+  const __m256i cd = _mm256_adds_epi16(_mm256_packs_epi32(_mm256_cvtps_epi32(c), _mm256_cvtps_epi32(d)), shift);
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order);
+  __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order);
+  bytes = _mm256_max_epi8(bytes, _mm256_set1_epi8(static_cast<char>(target.zero + static_cast<int>(target.low))));
+  bytes = _mm256_min_epi8(bytes, _mm256_set1_epi8(static_cast<char>(target.zero + static_cast<int>(target.high))));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                      _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(flip))));
+                      _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(target.flip))));
 }
 
 // Sixteen shuffles look up the low four bits in each row of the table; the high four choose between them, bit by bit.
@@ -77,17 +88,17 @@ inline int64_t total(__m256i v) {
   return sum;
 }
 
-void sums(const uint8_t* codes, uint8_t flip, int64_t n, int64_t* sum, int64_t* squares) {
-  constexpr int64_t kStep = 16, kSafe = 32768 * kStep;  // two squares of 128 a step: 32768 steps stay below 2^31
-  const __m128i mask = _mm_set1_epi8(static_cast<char>(flip));
+template <class Code>
+void sums_of(const uint8_t* codes, int64_t n, int64_t* sum, int64_t* squares) {
+  constexpr int64_t kStep = 16, kSafe = 16384 * kStep;  // two squares of 255 a step: 16384 steps stay below 2^31
   const __m256i ones = _mm256_set1_epi16(1);
   int64_t i = 0;
   while (i + kStep <= n) {
     const int64_t end = n - i < kSafe ? n : i + kSafe;
     __m256i first = _mm256_setzero_si256(), second = first;
     for (; i + kStep <= end; i += kStep) {
-      const __m128i bytes = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i)), mask);
-      const __m256i wide = _mm256_cvtepi8_epi16(bytes);
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+      const __m256i wide = std::is_signed_v<Code> ? _mm256_cvtepi8_epi16(bytes) : _mm256_cvtepu8_epi16(bytes);
       first = _mm256_add_epi32(first, _mm256_madd_epi16(wide, ones));
       second = _mm256_add_epi32(second, _mm256_madd_epi16(wide, wide));
     }
@@ -95,10 +106,14 @@ void sums(const uint8_t* codes, uint8_t flip, int64_t n, int64_t* sum, int64_t* 
     *squares += total(second);
   }
   for (; i < n; ++i) {
-    const int64_t code = static_cast<int8_t>(codes[i] ^ flip);
+    const int64_t code = static_cast<Code>(codes[i]);
     *sum += code;
     *squares += code * code;
   }
+}
+
+void sums(const uint8_t* codes, bool is_signed, int64_t n, int64_t* sum, int64_t* squares) {
+  (is_signed ? sums_of<int8_t> : sums_of<uint8_t>)(codes, n, sum, squares);
 }
 
 void from_half(const uint16_t* x, float* out, int64_t n) {

@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "elementwise/kernels.h"
 
@@ -37,19 +38,29 @@ inline Floats finite_or(Floats v, Floats other) {
   return _mm512_mask_mov_ps(other, _mm512_cmp_ps_mask(_mm512_abs_ps(v), infinity, _CMP_LT_OQ), v);
 }
 
-inline Floats from_bytes(const uint8_t* p, uint8_t flip) {
+inline bool any_nan(Floats a, Floats b, Floats c, Floats d) {
+  return (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(c, d, _CMP_UNORD_Q)) != 0;
+}
+// Large values must not reach the conversion to integers, which answers 2^31 for them as for -2^31. Small ones may.
+inline Floats saturated(Floats v) { return _mm512_min_ps(v, _mm512_set1_ps(32767.0f)); }
+
+template <class Signed>
+inline Floats from_bytes(const uint8_t* p, Signed) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(flip)))));
+  return _mm512_cvtepi32_ps(Signed::value ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
 }
 
-// Packing works within 128-bit quarters: `order` puts the sixteen groups of four bytes in line.
-inline void write_bytes(Floats a, Floats b, Floats c, Floats d, int16_t zero, uint8_t flip, uint8_t* out) {
-  const __m512i shift = _mm512_set1_epi16(zero);
-  const __m512i ab = _mm512_add_epi16(_mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b)), shift);
-  const __m512i cd = _mm512_add_epi16(_mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d)), shift);
+// Rounds, adds the zero point and saturates, at 16 bits and at 8. Packing works within 128-bit quarters: `order` puts
+// the sixteen groups of four bytes in line.
+inline void write_bytes(Floats a, Floats b, Floats c, Floats d, Target target, uint8_t* out) {
+  const __m512i shift = _mm512_set1_epi16(target.zero);
+  const __m512i ab = _mm512_adds_epi16(_mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b)), shift);
+  const __m512i cd = _mm512_adds_epi16(_mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d)), shift);
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(ab, cd));
-  _mm512_storeu_si512(out, _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(flip))));
+  __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(ab, cd));
+  bytes = _mm512_max_epi8(bytes, _mm512_set1_epi8(static_cast<char>(target.zero + static_cast<int>(target.low))));
+  bytes = _mm512_min_epi8(bytes, _mm512_set1_epi8(static_cast<char>(target.zero + static_cast<int>(target.high))));
+  _mm512_storeu_si512(out, _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(target.flip))));
 }
 
 // As the AVX2 twin, with masks in place of top bits.
@@ -94,17 +105,17 @@ void lookup(const uint8_t* codes, const uint8_t* table, uint8_t* out, int64_t n)
   (permutes ? lookup_by_permutes : lookup_by_shuffles)(codes, table, out, n);
 }
 
-void sums(const uint8_t* codes, uint8_t flip, int64_t n, int64_t* sum, int64_t* squares) {
-  constexpr int64_t kStep = 32, kSafe = 32768 * kStep;  // two squares of 128 a step: 32768 steps stay below 2^31
-  const __m256i mask = _mm256_set1_epi8(static_cast<char>(flip));
+template <class Code>
+void sums_of(const uint8_t* codes, int64_t n, int64_t* sum, int64_t* squares) {
+  constexpr int64_t kStep = 32, kSafe = 16384 * kStep;  // two squares of 255 a step: 16384 steps stay below 2^31
   const __m512i ones = _mm512_set1_epi16(1);
   int64_t i = 0;
   while (i + kStep <= n) {
     const int64_t end = n - i < kSafe ? n : i + kSafe;
     __m512i first = _mm512_setzero_si512(), second = first;
     for (; i + kStep <= end; i += kStep) {
-      const __m256i bytes = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)), mask);
-      const __m512i wide = _mm512_cvtepi8_epi16(bytes);
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i));
+      const __m512i wide = std::is_signed_v<Code> ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes);
       first = _mm512_add_epi32(first, _mm512_madd_epi16(wide, ones));
       second = _mm512_add_epi32(second, _mm512_madd_epi16(wide, wide));
     }
@@ -114,10 +125,14 @@ void sums(const uint8_t* codes, uint8_t flip, int64_t n, int64_t* sum, int64_t* 
     for (int k = 0; k < 16; ++k) *sum += lanes[k], *squares += lanes[16 + k];
   }
   for (; i < n; ++i) {
-    const int64_t code = static_cast<int8_t>(codes[i] ^ flip);
+    const int64_t code = static_cast<Code>(codes[i]);
     *sum += code;
     *squares += code * code;
   }
+}
+
+void sums(const uint8_t* codes, bool is_signed, int64_t n, int64_t* sum, int64_t* squares) {
+  (is_signed ? sums_of<int8_t> : sums_of<uint8_t>)(codes, n, sum, squares);
 }
 
 void from_half(const uint16_t* x, float* out, int64_t n) {

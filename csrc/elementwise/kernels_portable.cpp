@@ -1,6 +1,7 @@
 // Vectors of four in the compiler's own notation: SSE2, NEON or scalar code, whatever the target has.
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "elementwise/kernels.h"
 
@@ -36,39 +37,53 @@ inline Floats nearest(Floats v) {
   return (smaller(larger(v, -bound), bound) + magic) - magic;
 }
 
-inline Floats from_bytes(const uint8_t* p, uint8_t flip) {
+inline Floats saturated(Floats v) { return v; }  // `nearest` does it
+
+inline bool any_nan(Floats a, Floats b, Floats c, Floats d) {
+  const Ints numbers = (a == a) & (b == b) & (c == c) & (d == d);
+  return (numbers[0] & numbers[1] & numbers[2] & numbers[3]) == 0;
+}
+
+template <class Signed>
+inline Floats from_bytes(const uint8_t* p, Signed) {
   Ints codes;
-  for (int k = 0; k < kLanes; ++k) codes[k] = static_cast<int8_t>(p[k] ^ flip);
+  for (int k = 0; k < kLanes; ++k) codes[k] = Signed::value ? static_cast<int8_t>(p[k]) : static_cast<int>(p[k]);
   return __builtin_convertvector(codes, Floats);
 }
 
-inline void write_bytes(Floats a, Floats b, Floats c, Floats d, int16_t zero, uint8_t flip, uint8_t* out) {
+inline void write_bytes(Floats a, Floats b, Floats c, Floats d, Target target, uint8_t* out) {
+  const Floats low = splat(target.low), high = splat(target.high);
   const Floats parts[4] = {a, b, c, d};
   int32_t codes[4 * kLanes];
   for (int k = 0; k < 4; ++k) {
-    const Ints steps = __builtin_convertvector(nearest(parts[k]), Ints);
+    const Ints steps = __builtin_convertvector(smaller(larger(nearest(parts[k]), low), high), Ints);
     std::memcpy(codes + k * kLanes, &steps, sizeof(steps));
   }
-  for (int k = 0; k < 4 * kLanes; ++k) out[k] = static_cast<uint8_t>(codes[k] + zero) ^ flip;
+  for (int k = 0; k < 4 * kLanes; ++k) out[k] = static_cast<uint8_t>(codes[k] + target.zero) ^ target.flip;
 }
 
 void lookup(const uint8_t* codes, const uint8_t* table, uint8_t* out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = table[codes[i]];
 }
 
-void sums(const uint8_t* codes, uint8_t flip, int64_t n, int64_t* sum, int64_t* squares) {
-  constexpr int64_t kSafe = 65536;  // squares of 128 that fit 31 bits
+template <class Code>
+void sums_of(const uint8_t* codes, int64_t n, int64_t* sum, int64_t* squares) {
+  constexpr int64_t kSafe = 32768;  // squares of 255 that fit 31 bits
   for (int64_t begin = 0; begin < n; begin += kSafe) {
     const int64_t end = n - begin < kSafe ? n : begin + kSafe;
     int32_t first = 0, second = 0;
     for (int64_t i = begin; i < end; ++i) {
-      const int32_t code = static_cast<int8_t>(codes[i] ^ flip);
+      const int32_t code = static_cast<Code>(codes[i]);
       first += code;
       second += code * code;
     }
     *sum += first;
     *squares += second;
   }
+}
+
+void sums(const uint8_t* codes, bool is_signed, int64_t n, int64_t* sum, int64_t* squares) {
+  (is_signed ? sums_of<int8_t> : sums_of<uint8_t>)(codes, n, sum, squares);
 }
 
 // The exponent moves from bias 15 to 127 by one product; infinities and NaN keep an exponent of ones.

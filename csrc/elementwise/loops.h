@@ -1,6 +1,6 @@
 // The loops behind the table in kernels.h, over the vectors that the including file has defined in its own namespace:
-//   Floats, kLanes, splat, load, store, from_bytes, zero_if_nan, or_if_nan, smaller, larger, nearest, finite_or,
-//   write_bytes, lookup, sums, add_sums and the half conversions.
+//   Floats, kLanes, splat, load, store, add, sub, mul, smaller, larger, nearest, any_nan, zero_if_nan, or_if_nan,
+//   finite_or, saturated, from_bytes, write_bytes, lookup, sums, and the conversions of half precision.
 // Included once by each instruction set's file, inside its namespace: no code is shared between them, because the
 // linker would keep only one copy of it, with one file's instructions.
 
@@ -31,13 +31,21 @@ inline void in_blocks(int64_t n, Body body, Out* out, const In*... in) {
   std::memcpy(out, padded, static_cast<size_t>(n) * sizeof(Out));
 }
 
-// Steps from the zero point, saturated: rounded by the conversion to integers in write_bytes.
-inline Floats saturate(Floats y, Floats low, Floats high) { return smaller(larger(zero_if_nan(y), low), high); }
+// Calls f(std::true_type) for signed codes, f(std::false_type) for unsigned ones.
+template <class F>
+inline void by_sign(bool is_signed, F&& f) {
+  if (is_signed)
+    f(std::true_type{});
+  else
+    f(std::false_type{});
+}
 
-inline void emit(const Floats (&y)[4], Target target, uint8_t* out) {
-  const Floats low = splat(target.low), high = splat(target.high);
-  write_bytes(saturate(y[0], low, high), saturate(y[1], low, high), saturate(y[2], low, high),
-              saturate(y[3], low, high), target.zero, target.flip, out);
+// Results that may be anything: NaN is looked for in four vectors at once, since it is rare.
+inline void emit(Floats (&y)[4], Target target, uint8_t* out) {
+  if (__builtin_expect(any_nan(y[0], y[1], y[2], y[3]), 0))
+    for (Floats& v : y) v = zero_if_nan(v);
+  for (Floats& v : y) v = saturated(v);
+  write_bytes(y[0], y[1], y[2], y[3], target, out);
 }
 
 void quantize(const float* x, uint8_t* out, int64_t n, float inverse, Target target) {
@@ -57,10 +65,10 @@ void quantize_each(const float* x, const float* inverse, const float* zero, uint
       n,
       [=](uint8_t* o, const float* v, const float* factor, const float* shift) {
         Floats y[4];
-        for (int k = 0; k < 4; ++k) {
-          const Floats steps = zero_if_nan(mul(load(v + k * kLanes), load(factor + k * kLanes)));
-          y[k] = add(nearest(steps), load(shift + k * kLanes));
-        }
+        for (int k = 0; k < 4; ++k) y[k] = mul(load(v + k * kLanes), load(factor + k * kLanes));
+        if (__builtin_expect(any_nan(y[0], y[1], y[2], y[3]), 0))
+          for (Floats& step : y) step = zero_if_nan(step);
+        for (int k = 0; k < 4; ++k) y[k] = add(nearest(y[k]), load(shift + k * kLanes));
         emit(y, target, o);
       },
       out, x, inverse, zero);
@@ -83,118 +91,129 @@ void quantize_shifted(const float* x, const float* inverse, const float* zero, u
 
 void dequantize(Bytes x, float* out, int64_t n, float scale) {
   const Floats zero = splat(x.zero), factor = splat(scale);
-  const uint8_t flip = x.flip;
-  in_blocks(
-      n,
-      [=](float* o, const uint8_t* c) {
-        for (int k = 0; k < 4; ++k)
-          store(o + k * kLanes, mul(sub(from_bytes(c + k * kLanes, flip), zero), factor));
-      },
-      out, x.codes);
+  by_sign(x.is_signed, [=](auto sign) {
+    in_blocks(
+        n,
+        [=](float* o, const uint8_t* c) {
+          for (int k = 0; k < 4; ++k)
+            store(o + k * kLanes, mul(sub(from_bytes(c + k * kLanes, sign), zero), factor));
+        },
+        out, x.codes);
+  });
 }
 
 void dequantize_each(Bytes x, const float* zero, const float* scale, float* out, int64_t n) {
-  const Floats taken = splat(x.zero);
-  const uint8_t flip = x.flip;
-  in_blocks(
-      n,
-      [=](float* o, const uint8_t* c, const float* shift, const float* factor) {
-        for (int k = 0; k < 4; ++k) {
-          const Floats code = sub(from_bytes(c + k * kLanes, flip), taken);
-          store(o + k * kLanes, mul(sub(code, load(shift + k * kLanes)), load(factor + k * kLanes)));
-        }
-      },
-      out, x.codes, zero, scale);
+  by_sign(x.is_signed, [=](auto sign) {
+    in_blocks(
+        n,
+        [=](float* o, const uint8_t* c, const float* shift, const float* factor) {
+          for (int k = 0; k < 4; ++k) {
+            const Floats steps = sub(from_bytes(c + k * kLanes, sign), load(shift + k * kLanes));
+            store(o + k * kLanes, mul(steps, load(factor + k * kLanes)));
+          }
+        },
+        out, x.codes, zero, scale);
+  });
 }
 
 void affine(Bytes x, float factor, float offset, uint8_t* out, int64_t n, Target target) {
   const Floats zero = splat(x.zero), m = splat(factor), b = splat(offset);
-  const uint8_t flip = x.flip;
-  in_blocks(
-      n,
-      [=](uint8_t* o, const uint8_t* c) {
-        Floats y[4];
-        for (int k = 0; k < 4; ++k) y[k] = add(mul(sub(from_bytes(c + k * kLanes, flip), zero), m), b);
-        emit(y, target, o);
-      },
-      out, x.codes);
+  by_sign(x.is_signed, [=](auto sign) {
+    in_blocks(
+        n,
+        [=](uint8_t* o, const uint8_t* c) {
+          Floats y[4];
+          for (int k = 0; k < 4; ++k) y[k] = add(mul(sub(from_bytes(c + k * kLanes, sign), zero), m), b);
+          write_bytes(y[0], y[1], y[2], y[3], target, o);
+        },
+        out, x.codes);
+  });
 }
 
 void affine_each(Bytes x, const float* zero, const float* factor, const float* offset, uint8_t* out, int64_t n,
                  Target target) {
-  const uint8_t flip = x.flip;
-  in_blocks(
-      n,
-      [=](uint8_t* o, const uint8_t* c, const float* z, const float* m, const float* b) {
-        Floats y[4];
-        for (int k = 0; k < 4; ++k) {
-          const Floats steps = sub(from_bytes(c + k * kLanes, flip), load(z + k * kLanes));
-          y[k] = add(mul(steps, load(m + k * kLanes)), load(b + k * kLanes));
-        }
-        emit(y, target, o);
-      },
-      out, x.codes, zero, factor, offset);
+  by_sign(x.is_signed, [=](auto sign) {
+    in_blocks(
+        n,
+        [=](uint8_t* o, const uint8_t* c, const float* z, const float* m, const float* b) {
+          Floats y[4];
+          for (int k = 0; k < 4; ++k) {
+            const Floats steps = sub(from_bytes(c + k * kLanes, sign), load(z + k * kLanes));
+            y[k] = add(mul(steps, load(m + k * kLanes)), load(b + k * kLanes));
+          }
+          write_bytes(y[0], y[1], y[2], y[3], target, o);
+        },
+        out, x.codes, zero, factor, offset);
+  });
 }
 
 void affine_twice(Bytes x, float factor, float offset, const float* gain, const float* shift, uint8_t* out, int64_t n,
                   Target target) {
   const Floats zero = splat(x.zero), m = splat(factor), b = splat(offset);
-  const uint8_t flip = x.flip;
-  in_blocks(
-      n,
-      [=](uint8_t* o, const uint8_t* c, const float* g, const float* s) {
-        Floats y[4];
-        for (int k = 0; k < 4; ++k) {
-          const Floats normal = add(mul(sub(from_bytes(c + k * kLanes, flip), zero), m), b);
-          y[k] = add(mul(normal, load(g + k * kLanes)), load(s + k * kLanes));
-        }
-        emit(y, target, o);
-      },
-      out, x.codes, gain, shift);
+  by_sign(x.is_signed, [=](auto sign) {
+    in_blocks(
+        n,
+        [=](uint8_t* o, const uint8_t* c, const float* g, const float* s) {
+          Floats y[4];
+          for (int k = 0; k < 4; ++k) {
+            const Floats normal = add(mul(sub(from_bytes(c + k * kLanes, sign), zero), m), b);
+            y[k] = add(mul(normal, load(g + k * kLanes)), load(s + k * kLanes));
+          }
+          emit(y, target, o);
+        },
+        out, x.codes, gain, shift);
+  });
 }
 
 void add_codes(Bytes a, float a_factor, Bytes b, float b_factor, uint8_t* out, int64_t n, Target target) {
   const Floats a_zero = splat(a.zero), b_zero = splat(b.zero), ma = splat(a_factor), mb = splat(b_factor);
-  const uint8_t a_flip = a.flip, b_flip = b.flip;
-  in_blocks(
-      n,
-      [=](uint8_t* o, const uint8_t* p, const uint8_t* q) {
-        Floats y[4];
-        for (int k = 0; k < 4; ++k)
-          y[k] = add(mul(sub(from_bytes(p + k * kLanes, a_flip), a_zero), ma),
-                     mul(sub(from_bytes(q + k * kLanes, b_flip), b_zero), mb));
-        emit(y, target, o);
-      },
-      out, a.codes, b.codes);
+  by_sign(a.is_signed, [=](auto a_sign) {
+    by_sign(b.is_signed, [=](auto b_sign) {
+      in_blocks(
+          n,
+          [=](uint8_t* o, const uint8_t* p, const uint8_t* q) {
+            Floats y[4];
+            for (int k = 0; k < 4; ++k)
+              y[k] = add(mul(sub(from_bytes(p + k * kLanes, a_sign), a_zero), ma),
+                         mul(sub(from_bytes(q + k * kLanes, b_sign), b_zero), mb));
+            write_bytes(y[0], y[1], y[2], y[3], target, o);
+          },
+          out, a.codes, b.codes);
+    });
+  });
 }
 
 void mul_codes(Bytes a, Bytes b, float factor, uint8_t* out, int64_t n, Target target) {
   const Floats a_zero = splat(a.zero), b_zero = splat(b.zero), m = splat(factor);
-  const uint8_t a_flip = a.flip, b_flip = b.flip;
-  in_blocks(
-      n,
-      [=](uint8_t* o, const uint8_t* p, const uint8_t* q) {
-        Floats y[4];
-        for (int k = 0; k < 4; ++k)
-          y[k] = mul(mul(sub(from_bytes(p + k * kLanes, a_flip), a_zero),
-                         sub(from_bytes(q + k * kLanes, b_flip), b_zero)),
-                     m);
-        emit(y, target, o);
-      },
-      out, a.codes, b.codes);
+  by_sign(a.is_signed, [=](auto a_sign) {
+    by_sign(b.is_signed, [=](auto b_sign) {
+      in_blocks(
+          n,
+          [=](uint8_t* o, const uint8_t* p, const uint8_t* q) {
+            Floats y[4];
+            for (int k = 0; k < 4; ++k)
+              y[k] = mul(mul(sub(from_bytes(p + k * kLanes, a_sign), a_zero),
+                             sub(from_bytes(q + k * kLanes, b_sign), b_zero)),
+                         m);
+            write_bytes(y[0], y[1], y[2], y[3], target, o);
+          },
+          out, a.codes, b.codes);
+    });
+  });
 }
 
 void mul_one(Bytes a, float b, float factor, uint8_t* out, int64_t n, Target target) {
   const Floats a_zero = splat(a.zero), steps = splat(b), m = splat(factor);
-  const uint8_t flip = a.flip;
-  in_blocks(
-      n,
-      [=](uint8_t* o, const uint8_t* p) {
-        Floats y[4];
-        for (int k = 0; k < 4; ++k) y[k] = mul(mul(sub(from_bytes(p + k * kLanes, flip), a_zero), steps), m);
-        emit(y, target, o);
-      },
-      out, a.codes);
+  by_sign(a.is_signed, [=](auto sign) {
+    in_blocks(
+        n,
+        [=](uint8_t* o, const uint8_t* p) {
+          Floats y[4];
+          for (int k = 0; k < 4; ++k) y[k] = mul(mul(sub(from_bytes(p + k * kLanes, sign), a_zero), steps), m);
+          write_bytes(y[0], y[1], y[2], y[3], target, o);
+        },
+        out, a.codes);
+  });
 }
 
 void finite_range(const float* x, int64_t n, float* low, float* high) {
@@ -220,12 +239,17 @@ void finite_range(const float* x, int64_t n, float* low, float* high) {
     if (x[i] - x[i] == 0.0f) merge(x[i], x[i]);  // an infinity minus itself is NaN
 }
 
-void add_sums(const uint8_t* codes, uint8_t flip, int64_t n, int32_t* sum, int32_t* squares) {
+template <class Code>
+inline void add_sums_of(const uint8_t* codes, int64_t n, int32_t* sum, int32_t* squares) {
   for (int64_t i = 0; i < n; ++i) {
-    const int32_t code = static_cast<int8_t>(codes[i] ^ flip);
+    const int32_t code = static_cast<Code>(codes[i]);
     sum[i] += code;
     squares[i] += code * code;
   }
+}
+
+void add_sums(const uint8_t* codes, bool is_signed, int64_t n, int32_t* sum, int32_t* squares) {
+  (is_signed ? add_sums_of<int8_t> : add_sums_of<uint8_t>)(codes, n, sum, squares);
 }
 
 constexpr Kernels kTable = {

@@ -283,8 +283,10 @@ void dequantize_channels(const void* codes, Type type, Channels view, const Chan
 void affine(const void* codes, Type type, int64_t n, int64_t zero_point, float factor, float offset, Grid grid,
             void* out, Type out_type, const Parallel& parallel) {
   const Kernels& k = kernels();
+  const bool by_bytes = fits_byte_loops(type, zero_point) && is_byte(out_type) &&
+                        is_moderate(factor, kModerateFactor) && is_moderate(offset, kModerateOffset);
   parallel.for_range(0, n, kGrain, [&](int64_t begin, int64_t end) {
-    if (fits_byte_loops(type, zero_point) && is_byte(out_type)) {
+    if (by_bytes) {
       k.affine(bytes(at(codes, type, begin), type, zero_point), factor, offset,
                static_cast<uint8_t*>(out) + begin, end - begin, target(out_type, grid));
       return;
@@ -305,7 +307,11 @@ void affine_channels(const void* codes, Type type, Channels view, const std::vec
                      const std::vector<float>& factor, const std::vector<float>& offset, Grid grid, void* out,
                      Type out_type, const Parallel& parallel) {
   const int64_t n = view.outer * view.count * view.inner;
-  if (!is_byte(type) || !is_byte(out_type) || view.inner >= kShortRow) {
+  bool by_bytes = is_byte(out_type) && view.inner < kShortRow;
+  for (int64_t c = 0; c < view.count && by_bytes; ++c)
+    by_bytes = fits_byte_loops(type, zero_point[c]) && is_moderate(factor[c], kModerateFactor) &&
+               is_moderate(offset[c], kModerateOffset);
+  if (!by_bytes) {
     parallel.for_range(0, n, kGrain, [&](int64_t from, int64_t to) {
       by_channel(view, from, to, [&](int64_t c, int64_t begin, int64_t length) {
         affine(at(codes, type, begin), type, length, zero_point[c], factor[c], offset[c], grid,
@@ -316,7 +322,7 @@ void affine_channels(const void* codes, Type type, Channels view, const std::vec
   }
   const Kernels& k = kernels();
   const Period period(view);
-  const auto zero = period.spread<float>(view, [&](int64_t c) { return zero_point[c] - shift_of(type); });
+  const auto zero = period.spread<float>(view, [&](int64_t c) { return zero_point[c]; });
   const auto m = period.spread<float>(view, [&](int64_t c) { return factor[c]; });
   const auto b = period.spread<float>(view, [&](int64_t c) { return offset[c]; });
   const Target place = target(out_type, grid);

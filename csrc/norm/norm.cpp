@@ -9,12 +9,11 @@ namespace zeropoint::norm {
 namespace {
 
 using elementwise::at;
-using elementwise::Bytes;
 using elementwise::is_byte;
 using elementwise::Kernels;
 using elementwise::kernels;
 
-// Of a set of codes: the whole number nearest to their mean, the mean counted from there, and the biased variance.
+// Of a set of codes: the code nearest to their mean, the mean counted from there, and the biased variance, in steps.
 struct Statistics {
   int64_t centre;
   double mean;
@@ -33,7 +32,6 @@ int64_t rounded_mean(int64_t sum, int64_t count) {
 }
 
 // From sums of the codes themselves, moved to the centre in integers: sum((c - k)^2) = sum(c^2) - 2k sum(c) + n k^2.
-// `zero_point` belongs to the same codes; the centre is returned on them, so `code - centre` is what is normalized.
 Statistics from_sums(int64_t sum, int64_t squares, int64_t zero_point, int64_t count) {
   const int64_t centre = zero_point + rounded_mean(sum - count * zero_point, count);
   const int64_t second = squares - 2 * centre * sum + count * centre * centre;
@@ -68,12 +66,9 @@ Statistics from_codes(const int32_t* codes, int64_t blocks, int64_t block_stride
 
 Statistics of_run(Input x, int64_t begin, int64_t n) {
   if (!is_byte(x.type)) return from_codes(static_cast<const int32_t*>(x.codes) + begin, 1, 0, n, 1, x.zero_point);
-  const Bytes codes = elementwise::bytes(at(x.codes, x.type, begin), x.type, 0);
   int64_t sum = 0, squares = 0;
-  kernels().sums(codes.codes, codes.flip, n, &sum, &squares);
-  Statistics result = from_sums(sum, squares, x.zero_point - elementwise::shift_of(x.type), n);
-  result.centre += elementwise::shift_of(x.type);
-  return result;
+  kernels().sums(static_cast<const uint8_t*>(x.codes) + begin, x.type == Type::i8, n, &sum, &squares);
+  return from_sums(sum, squares, x.zero_point, n);
 }
 
 // The statistics of every group of one channels_last sample: sums of each column first, then of a group's columns.
@@ -87,24 +82,21 @@ void of_columns(Input x, int64_t begin, Shape shape, int64_t groups, Statistics*
   }
   constexpr int64_t kSafe = 32768;
   const Kernels& k = kernels();
-  const Bytes codes = elementwise::bytes(at(x.codes, x.type, begin), x.type, 0);
+  const auto* codes = static_cast<const uint8_t*>(x.codes) + begin;
   std::vector<int32_t> sum(static_cast<size_t>(channels)), squares(sum.size());
   std::vector<int64_t> group_sum(static_cast<size_t>(groups)), group_squares(group_sum.size());
   for (int64_t row = 0; row < shape.spatial;) {
     std::fill(sum.begin(), sum.end(), 0);
     std::fill(squares.begin(), squares.end(), 0);
     for (const int64_t end = std::min(shape.spatial, row + kSafe); row < end; ++row)
-      k.add_sums(codes.codes + row * channels, codes.flip, channels, sum.data(), squares.data());
+      k.add_sums(codes + row * channels, x.type == Type::i8, channels, sum.data(), squares.data());
     for (int64_t c = 0; c < channels; ++c) {
       group_sum[c / members] += sum[c];
       group_squares[c / members] += squares[c];
     }
   }
-  const int64_t shift = elementwise::shift_of(x.type);
-  for (int64_t g = 0; g < groups; ++g) {
-    out[g] = from_sums(group_sum[g], group_squares[g], x.zero_point - shift, members * shape.spatial);
-    out[g].centre += shift;
-  }
+  for (int64_t g = 0; g < groups; ++g)
+    out[g] = from_sums(group_sum[g], group_squares[g], x.zero_point, members * shape.spatial);
 }
 
 // 32-bit codes of a row of layer norm, where gain and shift differ from element to element.
