@@ -43,6 +43,7 @@ from zeropoint.ops.quantize import (
 from zeropoint.plan import CompiledModel, PlanError, compile
 
 from zeropoint import checkpoint, serialization  # isort: skip
+from zeropoint.convert_torch_ao import from_torch_ao  # isort: skip
 from zeropoint.uniform import load_uniform, save_uniform, uniform_dequantize, uniform_quantize  # isort: skip
 
 backends.load()
@@ -59,6 +60,7 @@ __all__ = [
     "checkpoint",
     "compile",
     "dequantize",
+    "from_torch_ao",
     "int_repr",
     "is_quantized",
     "load_uniform",

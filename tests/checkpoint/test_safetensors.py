@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import zeropoint as zp
-from zeropoint import checkpoint
+from zeropoint import checkpoint, cli
 from zeropoint.ao.nn import quantized as nnq
 from zeropoint.ao.quantization import quantize_dynamic
 from zeropoint.checkpoint import CheckpointError
@@ -171,17 +171,27 @@ def test_where_the_state_dict_is(path: Path, tmp_path: Path) -> None:
         checkpoint.convert_file(tmp_path / "list.pt", path)
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    pytest.importorskip("typer")
-    line = [sys.executable, "-m", "zeropoint", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
-
-
 def test_the_command(path: Path) -> None:
-    done = command("convert-checkpoint", FIXTURES / "tensors.pt", path)
-    assert done.returncode == 0, done.stderr
-    assert "8 quantized tensors" in done.stdout
-    assert "per_channel_affine_float_qparams" in done.stdout
-    again = command("convert-checkpoint", FIXTURES / "tensors.pt", path)
-    assert again.returncode == 1
-    assert "exists" in again.stderr
+    testing = pytest.importorskip("typer.testing")
+    command = [cli.make_app(), ["convert-checkpoint", str(FIXTURES / "tensors.pt"), str(path)]]
+    done = testing.CliRunner().invoke(*command)
+    assert done.exit_code == 0, done.output
+    assert "8 quantized tensors" in done.output
+    assert "per_channel_affine_float_qparams" in done.output
+    again = testing.CliRunner().invoke(*command)
+    assert again.exit_code == 1
+    assert "exists" in again.output
+    damaged = path.with_name("damaged.pt")
+    damaged.write_bytes(b"PK\x03\x04nonsense")
+    refused = testing.CliRunner().invoke(command[0], ["convert-checkpoint", str(damaged), str(path), "--overwrite"])
+    assert refused.exit_code == 1
+    assert "damaged" in refused.output
+
+
+def test_without_typer_the_command_line_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['typer'] = None; import runpy; runpy.run_module('zeropoint', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'zeropoint[cli]'" in done.stderr

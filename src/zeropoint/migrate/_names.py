@@ -27,6 +27,13 @@ _PACKAGES: Final = {
     ),
 }
 
+_QUANTIZATION: Final = ["zeropoint", "ao", "quantization"]
+_SPLIT: Final = (
+    *("fake_quantize", "fuse_modules", "fuser_method_mappings", "observer", "qconfig", "qconfig_mapping"),
+    *("quantization_mappings", "quantize", "stubs", "utils"),
+)
+"""Modules of ``torch.ao.quantization`` whose names the package itself has too."""
+
 _TOP_LEVEL: Final = frozenset(
     (
         *("qint8", "quint8", "qint32"),
@@ -98,11 +105,14 @@ def new_name(name: str) -> str | None:
         return straight
     # torch splits its packages into modules of its own: the public package has the name as well.
     parts = straight.split(".")
-    for count in range(len(parts) - 2, 2, -1):
-        public = ".".join([*parts[:count], parts[-1]])
-        if "fx" not in straight and isinstance(_lookup(".".join(parts[:count])), types.ModuleType):
-            return public if _lookup(public) is not None and not is_module(public) else None
-    return None
+    if "modules" in parts:
+        public = [*parts[: parts.index("modules")], parts[-1]]
+    elif parts[:3] == _QUANTIZATION and len(parts) == 5 and parts[3] in _SPLIT:
+        public = [*_QUANTIZATION, parts[-1]]
+    else:
+        return None
+    short = ".".join(public)
+    return None if _lookup(short) is None or is_module(short) else short
 
 
 def is_module(name: str) -> bool:
