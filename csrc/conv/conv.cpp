@@ -270,6 +270,7 @@ void run_dense(const std::vector<gemm::Packed>& groups, const Geometry& g, const
   const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 20) / work);
   parallel.for_range(0, size.groups * parts * tiles, grain, [&](int64_t item, int64_t item_end) {
     std::vector<int32_t> sums;
+    std::vector<int64_t> wide;
     while (item < item_end) {
       // Rows that lie side by side in memory go to the kernel together.
       const int64_t part = item / tiles, group = part / parts;
@@ -304,7 +305,15 @@ void run_dense(const std::vector<gemm::Packed>& groups, const Geometry& g, const
         ep.weight_zero_point = array.weight_zero_point.data();
         ep.row_sums = sums.data();
       }
-      gemm::run(groups[static_cast<size_t>(group)], a, a_stride, m, begin, std::min(begin + part_columns, columns), ep);
+      const gemm::Packed& packed = groups[static_cast<size_t>(group)];
+      const int64_t end = std::min(begin + part_columns, columns);
+      if (depth <= gemm::kMaxNarrowDepth) {
+        gemm::run(packed, a, a_stride, m, begin, end, ep);
+      } else {
+        wide.resize(static_cast<size_t>(m * (end - begin)));
+        gemm::run_wide(packed, a, a_stride, m, begin, end, ep, wide.data(), end - begin);
+        gemm::store_wide(wide.data(), m, begin, end, ep);
+      }
     }
   });
 }
