@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from zeropoint.ao.nn import intrinsic as nni
+from zeropoint.ao.nn._weight_norm import bake_weight
 from zeropoint.ao.quantization.fusing import folded_layer
-from zeropoint.ao.quantization.utils import bake_weight, clear_hooks
+from zeropoint.ao.quantization.utils import clear_hooks
 
 __all__ = [
     "DEFAULT_OP_LIST_TO_FUSER_METHOD",

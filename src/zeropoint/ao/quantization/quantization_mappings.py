@@ -59,6 +59,14 @@ DEFAULT_MODULE_TO_ACT_POST_PROCESS: dict[type[nn.Module], Any] = {
 }
 """Classes whose output range is known beforehand → the observer with that grid."""
 
+KEEPS_GRID: tuple[type[nn.Module], ...] = (
+    *(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.Hardtanh),
+    *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+    *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
+)
+"""Float classes that compute on quantized tensors as they are, on the input's grid."""
+
 _FIXED_FAKE_QUANT = {
     default_fixed_qparams_range_0to1_observer: default_fixed_qparams_range_0to1_fake_quant,
     default_fixed_qparams_range_neg1to1_observer: default_fixed_qparams_range_neg1to1_fake_quant,

@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from zeropoint.ao.nn._weight_norm import computes_weight
 from zeropoint.ao.nn.intrinsic import FusedModule
 from zeropoint.ao.nn.quantized import FloatFunctional
 from zeropoint.ao.nn.quantized._base import QuantizedModule
+from zeropoint.ao.nn.quantized._from_float import has_seen
 from zeropoint.ao.quantization.fake_quantize import FakeQuantizeBase
 from zeropoint.ao.quantization.observer import ObservingModule
 from zeropoint.ao.quantization.qconfig import QConfig, per_channel_dynamic_qconfig
 from zeropoint.ao.quantization.qconfig_mapping import QConfigMapping
 from zeropoint.ao.quantization.quantization_mappings import (
+    KEEPS_GRID,
     Mapping,
     fixed_observer_of,
     get_default_dynamic_quant_module_mappings,
@@ -370,9 +373,7 @@ def _uncalibrated(model: nn.Module, mapping: Mapping) -> list[str]:
         observer = getattr(module, "activation_post_process", None)
         if observer is None or isinstance(module, ObservingModule) or getattr(module, "qconfig", None) is None:
             continue
-        inner = getattr(observer, "activation_post_process", observer)
-        low, high = getattr(inner, "min_val", None), getattr(inner, "max_val", None)
-        if isinstance(low, Tensor) and isinstance(high, Tensor) and not bool((low <= high).any()):
+        if not has_seen(observer):
             names.append(repr(name) if name else "the model itself")
     return names
 
@@ -428,7 +429,9 @@ class _Swap:
     def _note_skip(self, module: nn.Module, name: str, before: str, reason: str) -> None:
         if isinstance(module, (QuantizedModule, nn.Identity)):
             return
-        if self.kind == "quantized" or next(module.parameters(), None) is not None:  # else nothing to quantize
+        if self.kind == "quantized" and isinstance(module, KEEPS_GRID):
+            self.summary.add(name, before, before)
+        elif self.kind == "quantized" or next(module.parameters(), None) is not None:  # else nothing to quantize
             self.summary.add(name, before, None, reason)
 
     def _target(self, module: nn.Module, name: str) -> Any:
@@ -518,7 +521,7 @@ def _remove_traces(model: nn.Module) -> None:
                 del module._modules["activation_post_process"]
         for table in (module._forward_hooks, module._forward_pre_hooks):
             for key, hook in list(table.items()):
-                if is_internal_hook(hook) and not hasattr(hook, "compute_weight"):
+                if is_internal_hook(hook) and not computes_weight(hook):
                     del table[key]
 
 

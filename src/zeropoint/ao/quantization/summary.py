@@ -19,7 +19,8 @@ class ModuleRecord:
     Attributes:
         name: its path in the model; "" for the root.
         before: the name of its class before.
-        after: the name of its class now, or None if it was left in float.
+        after: the name of its class now, or None if it was left in float; the same as before where the float class
+            computes on quantized tensors as it is.
         reason: why it was left alone, or what to mind about it; "" if there is nothing to say.
     """
 
@@ -31,7 +32,7 @@ class ModuleRecord:
     @property
     def swapped(self) -> bool:
         """Whether another class took its place."""
-        return self.after is not None
+        return self.after not in (None, self.before)
 
 
 class QuantizationSummary:
@@ -63,7 +64,7 @@ class QuantizationSummary:
     @property
     def skipped(self) -> dict[str, ModuleRecord]:
         """The modules that were left in float, by name."""
-        return {record.name: record for record in self.records if not record.swapped}
+        return {record.name: record for record in self.records if record.after is None}
 
     def __iter__(self) -> Iterator[ModuleRecord]:
         return iter(self.records)
@@ -75,11 +76,13 @@ class QuantizationSummary:
         done = len(self.swapped)
         head = f"{done} {'module' if done == 1 else 'modules'} swapped, {len(self.skipped)} left in float"
         rows = [("name", "before", "after", "")]
-        rows += [(r.name or "(root)", r.before, r.after or "(float)", r.reason) for r in self.records]
+        for r in self.records:
+            after = "(float)" if r.after is None else r.after if r.swapped else "(as it is)"
+            rows.append((r.name or "(root)", r.before, after, r.reason))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
         return "\n".join([head, *(line.rstrip() for line in lines)])
 
     def __repr__(self) -> str:
-        reasons = Counter(record.reason for record in self.records if not record.swapped)
+        reasons = Counter(record.reason for record in self.records if record.after is None)
         return f"QuantizationSummary({len(self.swapped)} swapped, {dict(reasons)} left in float)"

@@ -1,6 +1,6 @@
 """Small helpers over modules: devices, hooks, copies, and whether a subclass still computes what its base computes.
 
-May import: torch only.
+May import: ``ao.nn``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+
+from zeropoint.ao.nn._weight_norm import computes_weight
 
 __all__ = [
-    "bake_weight",
     "clear_hooks",
     "clone_model",
     "computes_like",
@@ -90,7 +90,7 @@ def move_hooks(sources: list[nn.Module], target: nn.Module) -> None:
 
 def is_internal_hook(hook: Any) -> bool:
     """Whether a hook belongs to the machinery: it observes, or it computes a weight before the forward pass."""
-    return bool(getattr(hook, "_observes", False)) or hasattr(hook, "compute_weight")
+    return bool(getattr(hook, "_observes", False)) or computes_weight(hook)
 
 
 def clear_hooks(module: nn.Module) -> nn.Module:
@@ -135,23 +135,3 @@ def _probe(module: nn.Module) -> Tensor | None:
     weight = module.weight
     values = torch.arange(torch.Size(shape).numel(), dtype=torch.float64).mul(0.7).sin()
     return values.reshape(shape).to(weight.device, weight.dtype)
-
-
-# --- weight norm --------------------------------------------------------------------------------------------------
-
-
-def bake_weight(module: nn.Module) -> nn.Module:
-    """Makes tensors that parametrizations or weight_norm hooks compute ordinary parameters again, in place."""
-    if parametrize.is_parametrized(module):
-        # remove_parametrizations would also take the property off the class, which copies of the module share.
-        names = list(module.parametrizations)  # type: ignore[arg-type]
-        values = {name: getattr(module, name).detach().clone() for name in names}
-        module.__class__ = parametrize.type_before_parametrizations(module)
-        del module._modules["parametrizations"]
-        for name, value in values.items():
-            module.register_parameter(name, nn.Parameter(value))
-    for key, hook in list(module._forward_pre_hooks.items()):
-        if hasattr(hook, "compute_weight") and hasattr(hook, "remove"):
-            hook.remove(module)
-            del module._forward_pre_hooks[key]
-    return module

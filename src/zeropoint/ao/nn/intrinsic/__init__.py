@@ -17,7 +17,7 @@ from zeropoint.ao.nn.intrinsic.fused import (
     LinearReLU,
 )
 
-from zeropoint.ao.nn.intrinsic import quantized  # isort: skip  (its modules name the classes above as their float twins)
+from zeropoint.ao.nn.intrinsic import qat, quantized  # isort: skip  (they name the classes above as their float twins)
 
 _FusedModule = FusedModule
 
@@ -36,5 +36,6 @@ __all__ = [
     "FusedModule",
     "LinearBn1d",
     "LinearReLU",
+    "qat",
     "quantized",
 ]

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zeropoint.ao.nn._weight_norm import effective_weight
 from zeropoint.dtypes import QDtype, as_qdtype, qint8
 from zeropoint.tensor import QTensor, make_qtensor
 
 __all__ = [
     "calibrated_weight",
     "describe",
-    "effective_weight",
+    "has_seen",
     "is_fake_quantize",
     "output_grid",
     "quantized_weight",
@@ -38,27 +39,6 @@ def require_class(module: Any, allowed: tuple[type, ...], twin: type) -> None:
         raise TypeError(f"{twin.__module__}.{twin.__name__}.from_float takes {names}, got {type(module).__name__}")
 
 
-def effective_weight(module: nn.Module) -> Tensor:
-    """The weight that a forward pass would use.
-
-    A weight that old-style ``weight_norm`` or ``spectral_norm`` hooks compute is up to date only after a forward
-    pass, so it is computed here; parametrizations compute it on access.
-    """
-    weight = module.weight
-    for hook in module._forward_pre_hooks.values():
-        if getattr(hook, "name", None) == "weight" and hasattr(hook, "compute_weight"):
-            was_training = module.training
-            weight = hook.compute_weight(module, *((False,) if "do_power_iteration" in _arguments(hook) else ()))
-            module.training = was_training
-    assert isinstance(weight, Tensor)
-    return weight.detach()
-
-
-def _arguments(hook: Any) -> tuple[str, ...]:
-    code = hook.compute_weight.__func__.__code__
-    return tuple(code.co_varnames[: code.co_argcount])
-
-
 def calibrated_weight(
     module: nn.Module,
     layer: nn.Module,
@@ -73,7 +53,7 @@ def calibrated_weight(
         layer: the module with weight and bias: ``module`` itself, or what it wraps. One that keeps a batch norm beside
             its weights gives both folded through ``folded_weight_bias()``.
         axis: the output channels' dimension of the weight.
-        use_precomputed_fake_quant: take the grid that ``weight_fake_quant`` has, without showing it the weight again.
+        use_precomputed_fake_quant: take the grid that ``weight_fake_quant`` holds, whether it saw the weight or not.
         default: makes the observer where there is no qconfig.
 
     Raises:
@@ -84,7 +64,8 @@ def calibrated_weight(
     else:
         weight, bias = effective_weight(layer), layer.bias
     observer = getattr(module, "weight_fake_quant", None)
-    precomputed = observer is not None and use_precomputed_fake_quant
+    # What was trained keeps its grid: the weight is shown only to observers that have seen none.
+    trained = observer is not None and has_seen(observer)
     if observer is None:
         qconfig = getattr(module, "qconfig", None)
         if qconfig is None and default is None:
@@ -92,7 +73,16 @@ def calibrated_weight(
         factory = default if qconfig is None else qconfig.weight
         observer = factory().to(weight.device)  # type: ignore[misc]
     assert isinstance(bias, Tensor | None)
-    return quantized_weight(weight, observer, axis, precomputed, module), bias
+    return quantized_weight(weight, observer, axis, not trained, use_precomputed_fake_quant and trained, module), bias
+
+
+def has_seen(observer: Any) -> bool:
+    """Whether an observer, or the one inside a fake quantize, saw data; one that keeps no range needs none."""
+    inner = getattr(observer, "activation_post_process", observer)
+    low, high = getattr(inner, "min_val", None), getattr(inner, "max_val", None)
+    if not isinstance(low, Tensor) or not isinstance(high, Tensor):
+        return True
+    return bool((low <= high).any())
 
 
 def is_fake_quantize(observer: Any) -> bool:
@@ -101,14 +91,22 @@ def is_fake_quantize(observer: Any) -> bool:
 
 
 def quantized_weight(
-    weight: Tensor, observer: Any, axis: int, use_precomputed: bool = False, module: nn.Module | None = None
+    weight: Tensor,
+    observer: Any,
+    axis: int,
+    observe: bool = True,
+    use_precomputed: bool = False,
+    module: nn.Module | None = None,
 ) -> QTensor:
     """The weight on the grid of its observer, codes kept inside the observer's bounds.
 
     Args:
         weight: float weight; float16 and bfloat16 are widened.
-        observer: an observer or a fake quantize. It sees the weight first, unless ``use_precomputed``.
+        observer: an observer or a fake quantize.
         axis: the output channels' dimension, which per-channel grids must use.
+        observe: show the weight to the observer first.
+        use_precomputed: of a fake quantize, take the grid it holds even where it is switched off.
+        module: for messages.
 
     Raises:
         TypeError: the observer's dtype is not qint8. ValueError: its channels lie along another axis.
@@ -119,7 +117,7 @@ def quantized_weight(
     values = weight.detach()
     if values.dtype not in (torch.float32, torch.float64):
         values = values.to(torch.float32)
-    if not use_precomputed:
+    if observe:
         observer(values)
     scale, zero_point = observed_grid(observer, use_precomputed)
     scale, zero_point = scale.to(values.device), zero_point.to(values.device)
