@@ -143,13 +143,17 @@ def quantize_stochastic(x: Tensor, scale: Tensor | float, noise: Tensor, quant_m
     """
     dtype = compute_dtype(x.dtype)
     inverse = 1.0 / torch.as_tensor(scale, dtype=dtype, device=x.device)
-    return clamp_codes(torch.floor(x.to(dtype) * inverse + noise), 0, quant_min, quant_max)
+    zero = torch.zeros((), dtype=torch.int64, device=x.device)
+    return clamp_codes(torch.floor(x.to(dtype) * inverse + noise), zero, quant_min, quant_max)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def code_of(value: float, scale: float, zero_point: int, quant_min: int, quant_max: int) -> int:
     """The code of one real number on a per-tensor grid: what a bound such as 6.0, or a padding value, is there."""
     return _code_of(value, scale, zero_point, quant_min, quant_max)
+
+
+# What torch.compiler.assume_constant_result sets; calling that here would import all of torch.compile with this package.
+code_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)
