@@ -346,6 +346,18 @@ def a_hook_averages_gradients(group: dist.ProcessGroup, hook: str, dtype: torch.
     return worst
 
 
+def bucket_views(group: dist.ProcessGroup, hook: str) -> float:
+    """Gradients that are views of the buckets, and a graph that is promised to stay."""
+    how = {"gradient_as_bucket_view": True, "static_graph": True}
+    plain, hooked = ddp(group, None, **how), ddp(group, hook, **how)
+    for step in range(3):
+        for model in (plain, hooked):
+            model.zero_grad()
+            model(data(group, step)).square().mean().backward()
+        assert same_everywhere(gradients(hooked), group)
+    return relative_error(gradients(hooked), gradients(plain))
+
+
 def accumulation(group: dist.ProcessGroup, hook: str) -> float:
     plain, hooked = ddp(group, None), ddp(group, hook)
     for _ in range(2):

@@ -32,6 +32,11 @@ def test_three_ranks(ranks: Ranks, hook: str) -> None:
 
 
 @HOOKS
+def test_bucket_views_and_static_graph(ranks: Ranks, hook: str) -> None:
+    assert max(ranks(2, on_ranks.bucket_views, hook)) < bound(hook)
+
+
+@HOOKS
 def test_accumulation_and_no_sync(ranks: Ranks, hook: str) -> None:
     assert max(ranks(2, on_ranks.accumulation, hook)) < bound(hook)
 

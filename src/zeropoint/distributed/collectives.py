@@ -28,7 +28,7 @@ from torch.futures import Future
 
 from zeropoint import grid
 from zeropoint.distributed.lanes import Lane, host_backend, lane_of, require_group
-from zeropoint.ops.distributed import SMALLEST_SCALE, block_bytes
+from zeropoint.ops.distributed import block_bytes, smallest_scale
 
 __all__ = [
     "BlockFormat",
@@ -486,7 +486,7 @@ def gathered_mean(tensor: Tensor, group: dist.ProcessGroup | None = None, row: i
     values = tensor.detach().reshape(-1).to(torch.float32)
     row = min(row or length, length)
     low, high = torch.ops.zeropoint.row_range.default(values, row)
-    scale, zero_point = grid.affine_qparams(low, high, 0, 255, SMALLEST_SCALE)
+    scale, zero_point = grid.affine_qparams(low, high, 0, 255, smallest_scale(values))
     own = torch.stack([scale, zero_point.to(torch.float32)])
     hop = _Hop.of(group, tensor.device)
     # A rank's codes need only its own grid: both collectives start here, on the caller's thread, in the same order on

@@ -28,6 +28,7 @@ __all__ = ["Lane", "host_backend", "lane_of", "require_group"]
 
 _HOST_BACKENDS = ("gloo", "mpi", "ucc")
 _lanes: WeakKeyDictionary[Any, Lane] = WeakKeyDictionary()
+_making = threading.Lock()
 
 
 def require_group(group: Any, who: str) -> dist.ProcessGroup:
@@ -139,10 +140,13 @@ def lane_of(group: dist.ProcessGroup, device: torch.device) -> Lane | None:
     backend = host_backend(group, device)
     if backend is not None and backend != "gloo":
         return None
-    lane = _lanes.get(group)
-    if lane is None:
-        lane = _lanes[group] = Lane(group if backend is None else _gloo_twin(group))
-    return lane
+    if backend is None:
+        return Lane(group)
+    with _making:
+        lane = _lanes.get(group)
+        if lane is None:
+            lane = _lanes[group] = Lane(_gloo_twin(group))
+        return lane
 
 
 def _gloo_twin(group: dist.ProcessGroup) -> Any:

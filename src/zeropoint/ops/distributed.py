@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from zeropoint import grid
 from zeropoint.ops.registry import operator
 
-__all__ = ["SMALLEST_SCALE", "block_bytes", "blocks_per_chunk"]
+__all__ = ["SMALLEST_SCALE", "block_bytes", "blocks_per_chunk", "smallest_scale"]
 
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 """The floor of a gradient's scale: as small as float32 goes, since gradients of 1e-6 are ordinary."""
@@ -39,6 +39,11 @@ def block_bytes(bits: int, block: int) -> int:
 def blocks_per_chunk(length: int, chunks: int, block: int) -> int:
     """Blocks in each of ``chunks`` equal parts that together hold ``length`` elements."""
     return -(-length // (chunks * block))
+
+
+def smallest_scale(x: Tensor) -> Tensor:
+    """:data:`SMALLEST_SCALE` on ``x``'s device. A plain number would be copied there, for which the host waits."""
+    return x.new_full((), SMALLEST_SCALE, dtype=torch.float32)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -130,9 +135,9 @@ def block_pack_reference(x: Tensor, chunks: int, bits: int, block: int, seed: in
     count = blocks_per_chunk(x.numel(), chunks, block)
     values = pad(x, (0, chunks * count * block - x.numel())).view(chunks * count, block)
     limit = 2 ** (bits - 1) - 1
-    scale, _ = grid.symmetric_qparams(*torch.aminmax(values, dim=1), -limit, limit, 0, SMALLEST_SCALE)
+    scale, zero_point = grid.symmetric_qparams(*torch.aminmax(values, dim=1), -limit, limit, 0, smallest_scale(x))
     if seed is None:
-        codes = grid.quantize(values, scale[:, None], 0, -limit, limit)
+        codes = grid.quantize(values, scale[:, None], zero_point[:, None], -limit, limit)
     else:
         noise = _noise(values.numel(), seed, x.device).view_as(values)
         codes = grid.quantize_stochastic(values, scale[:, None], noise, -limit, limit)
@@ -150,7 +155,7 @@ def _block_values(data: Tensor, bits: int, block: int) -> Tensor:
     scale = data[:, : 4 * count].contiguous().view(torch.float32)[:, :, None]
     coded = data[:, 4 * count :].reshape(rows, count, -1)
     codes = coded.view(torch.int8) if bits == 8 else torch.cat([coded & 15, coded >> 4], dim=2).to(torch.int8) - 8
-    return grid.dequantize(codes, scale, 0, torch.float32).view(rows, -1)
+    return grid.dequantize(codes, scale, torch.zeros_like(scale, dtype=torch.int64), torch.float32).view(rows, -1)
 
 
 @operator(
