@@ -117,10 +117,10 @@ def test_a_memo_slot_with_a_huge_number_takes_no_memory() -> None:
 
 
 def test_one_long_list_used_for_everything_is_refused() -> None:
-    long = b"(" + b"K\x00" * 20_000 + b"tq\x00"
-    calls = (emit(Global("collections", "OrderedDict")) + b"h\x00\x85R0") * 2_000
+    long = b"(" + b"K\x00" * 5_000 + b"tq\x00"
+    calls = (emit(Global("collections", "OrderedDict")) + b"h\x00\x85R0") * 400
     assert "OrderedDict" in refused(archive(long + calls + b"."))
-    pairs = b"](" + b"K\x00K\x00\x86" * 20_000 + b"eq\x00"
+    pairs = b"](" + b"K\x00K\x00\x86" * 5_000 + b"eq\x00"
     assert "far more work" in refused(archive(pairs + calls + b"."))
 
 

@@ -149,7 +149,7 @@ def test_a_whole_module_is_read_as_a_record_with_its_state_dict(save: Save) -> N
 
 
 def test_multiprocessing() -> None:
-    context = torch.multiprocessing.get_context("spawn")
+    context = torch.multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     sent = [quantized(kind) for kind in ("tensor", "channel", "floating")]
     process = context.Process(target=_send_back, args=(queue, sent))
