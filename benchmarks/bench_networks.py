@@ -62,8 +62,10 @@ def _convolutional(
     folded = copy.deepcopy(float_network)
     zeropoint.ao.quantization.fuse_modules(folded, folded.fuse_lists(), inplace=True)
     folded = folded.to(memory_format=torch.channels_last)
+    ours = _static(float_network, calibration, zeropoint.ao)
     networks: dict[str, Callable[[Tensor], Tensor]] = {
-        "zeropoint": _static(float_network, calibration, zeropoint.ao),
+        "zeropoint": ours,
+        "zeropoint, compiled": zeropoint.compile(ours, pictures[:1]),
         "float32": float_network,
         "float32 folded, channels_last": lambda x: folded(x.contiguous(memory_format=torch.channels_last)),
     }

@@ -39,7 +39,7 @@ def megabytes(network: nn.Module) -> float:
 
 @torch.inference_mode()
 def in_turn(
-    peers: Mapping[str, Callable[[], object]], batches: int = 7, seconds: float = 0.15
+    peers: Mapping[str, Callable[[], object]], batches: int = 7, seconds: float = 0.1
 ) -> dict[str, list[float]]:
     """Milliseconds a call, [best, median]: a batch of calls of each peer, then again: all meet the same noise."""
     calls = {}

@@ -53,10 +53,10 @@ def test_int8_names_the_pictures_as_float_does(
 def test_int8_is_close_to_float_on_other_crops(
     int8_network: nn.Module, float_network: nn.Module, example: Callable[..., Any]
 ) -> None:
-    crops = example("networks.data", "other_crops", 5)
+    crops = example("networks.data", "other_crops", 3)
     wanted, got = logits(float_network, crops), logits(int8_network, crops)
-    assert float((wanted.argmax(1) == got.argmax(1)).double().mean()) >= 0.85
-    assert example("networks.measure", "sqnr", wanted, got) >= 12.0
+    assert float((wanted.argmax(1) == got.argmax(1)).double().mean()) >= 0.92
+    assert example("networks.measure", "sqnr", wanted, got) >= 15.0
 
 
 def test_every_layer_became_an_integer_one(int8_network: nn.Module) -> None:

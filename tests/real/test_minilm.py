@@ -40,8 +40,8 @@ def test_float_network_is_the_published_one(vectors: tuple[Tensor, ...], example
 
 def test_int8_vectors_point_where_float_ones_do(vectors: tuple[Tensor, ...]) -> None:
     cosine = (vectors[0] * vectors[1]).sum(1)
-    assert float(cosine.mean()) >= 0.97
-    assert float(cosine.min()) >= 0.94
+    assert float(cosine.mean()) >= 0.98
+    assert float(cosine.min()) >= 0.97
 
 
 def test_int8_similarity_agrees_with_people_as_float_does(
