@@ -1,6 +1,7 @@
-// quantize_per_tensor, quantize_per_channel, their inverses, requantize, dynamic_range and lookup on the CPU.
+// quantize_per_tensor, quantize_per_channel, their inverses, requantize, what a range says, and lookup on the CPU.
 #include <tuple>
 
+#include "elementwise/qparams.h"
 #include "layout.h"
 
 namespace zeropoint::binding {
@@ -91,20 +92,38 @@ Tensor requantize(const Tensor& input, double scale, int64_t zero_point, double 
   return out;
 }
 
-std::tuple<Tensor, Tensor> dynamic_range(const Tensor& input) {
-  const Type type = float_type(input.scalar_type(), "dynamic_range");
-  const Tensor x = dense(input);
+struct Range {
   double low, high;
-  elementwise::finite_range(x.const_data_ptr(), type, x.numel(), &low, &high, torch_parallel());
-  const auto scalar = [&](double value) {
-    Tensor out = torch::stable::new_empty(x, {}, type == Type::f64 ? ScalarType::Double : ScalarType::Float);
-    if (type == Type::f64)
-      *static_cast<double*>(out.mutable_data_ptr()) = value;
-    else
-      *static_cast<float*>(out.mutable_data_ptr()) = static_cast<float>(value);
-    return out;
-  };
-  return {scalar(low), scalar(high)};
+};
+
+Range range_of(const Tensor& input, const char* name) {
+  const Type type = float_type(input.scalar_type(), name);
+  const Tensor x = dense(input);
+  Range range;
+  elementwise::finite_range(x.const_data_ptr(), type, x.numel(), &range.low, &range.high, torch_parallel());
+  return range;
+}
+
+template <class T>
+Tensor scalar(const Tensor& like, ScalarType dtype, T value) {
+  Tensor out = torch::stable::new_empty(like, {}, dtype);
+  *static_cast<T*>(out.mutable_data_ptr()) = value;
+  return out;
+}
+
+std::tuple<Tensor, Tensor> dynamic_range(const Tensor& x) {
+  const Range range = range_of(x, "dynamic_range");
+  if (x.scalar_type() == ScalarType::Double)
+    return {scalar(x, ScalarType::Double, range.low), scalar(x, ScalarType::Double, range.high)};
+  return {scalar(x, ScalarType::Float, static_cast<float>(range.low)),
+          scalar(x, ScalarType::Float, static_cast<float>(range.high))};
+}
+
+std::tuple<Tensor, Tensor> dynamic_qparams(const Tensor& x, int64_t quant_min, int64_t quant_max) {
+  STD_TORCH_CHECK(quant_min < quant_max, "dynamic_qparams: no codes from ", quant_min, " to ", quant_max);
+  const Range range = range_of(x, "dynamic_qparams");
+  const auto grid = elementwise::choose_qparams(range.low, range.high, quant_min, quant_max);
+  return {scalar(x, ScalarType::Double, grid.scale), scalar(x, ScalarType::Long, grid.zero_point)};
 }
 
 Tensor lookup(const Tensor& input, const Tensor& table) {
@@ -129,6 +148,7 @@ STABLE_TORCH_LIBRARY_IMPL(zeropoint, CPU, m) {
   m.impl("dequantize_per_channel", TORCH_BOX(&dequantize_per_channel));
   m.impl("requantize", TORCH_BOX(&requantize));
   m.impl("dynamic_range", TORCH_BOX(&dynamic_range));
+  m.impl("dynamic_qparams", TORCH_BOX(&dynamic_qparams));
   m.impl("lookup", TORCH_BOX(&lookup));
 }
 

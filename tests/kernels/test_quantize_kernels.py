@@ -186,6 +186,15 @@ class TestManyElements:
 @pytest.mark.usefixtures("isa")
 class TestRangeAndLookup:
     @dtypes
+    def test_grid_of_a_range(self, dtype: torch.dtype) -> None:
+        x = floats((300,), dtype)
+        for values in (x, x.abs(), -x.abs(), x * 0, x[:0], x * 1e-6, x.abs() * 1e-6, -x.abs() * 1e-6, x.clamp(-2, 9)):
+            for ends_of_grid in ((0, 255), (-128, 127), (0, 127), (-64, 63), (-8, 7)):
+                native = OPS.dynamic_qparams(values, *ends_of_grid)
+                reference = quantize.dynamic_qparams_reference(values, *ends_of_grid)
+                assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(native, reference, strict=True))
+
+    @dtypes
     def test_range_of_nothing_finite(self, dtype: torch.dtype) -> None:
         for x in (torch.full((n,), v, dtype=dtype) for n in LENGTHS for v in (float("inf"), float("nan"))):
             assert [v.item() for v in OPS.dynamic_range(x)] == [0.0, 0.0]

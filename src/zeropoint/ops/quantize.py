@@ -132,6 +132,18 @@ def dynamic_range_reference(x: Tensor) -> tuple[Tensor, Tensor]:
     return low.masked_fill(empty, 0.0), high.masked_fill(empty, 0.0)
 
 
+@operator(
+    "dynamic_qparams(Tensor x, int quant_min, int quant_max) -> (Tensor, Tensor)",
+    meta=lambda x, quant_min, quant_max: (
+        x.new_empty((), dtype=torch.float64),
+        x.new_empty((), dtype=torch.int64),
+    ),
+)
+def dynamic_qparams_reference(x: Tensor, quant_min: int, quant_max: int) -> tuple[Tensor, Tensor]:
+    """The grid of a float tensor's own finite range: float64 scale and int64 zero point."""
+    return grid.choose_qparams(*dynamic_range_reference(x), quant_min, quant_max)
+
+
 def _channel_shape(x: Tensor, axis: int) -> list[int]:
     shape = [1] * x.dim()
     shape[axis] = -1
@@ -236,10 +248,8 @@ def quantize_per_tensor_dynamic(x: Tensor, dtype: Any, reduce_range: bool = Fals
     qdtype = as_qdtype(dtype)
     if qdtype not in (qint8, quint8):
         raise TypeError(f"quantize_per_tensor_dynamic takes qint8, quint8 or float16, got {qdtype}")
-    low, high = torch.ops.zeropoint.dynamic_range.default(x)
-    quant_min, quant_max = reduced_range(qdtype, reduce_range)
-    scale, zero_point = grid.choose_qparams(low, high, quant_min, quant_max)
-    return quantize_per_tensor(x, scale, zero_point, qdtype)
+    scale, zero_point = torch.ops.zeropoint.dynamic_qparams.default(x, *reduced_range(qdtype, reduce_range))
+    return quantize_per_tensor(x, scale.item(), zero_point.item(), qdtype)
 
 
 def reduced_range(qdtype: QDtype, reduce_range: bool) -> tuple[int, int]:
