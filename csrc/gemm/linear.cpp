@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "elementwise/kernels.h"
+#include "elementwise/qparams.h"
 
 namespace zeropoint::gemm {
 namespace {
@@ -175,38 +176,6 @@ Range range_of(const float* x, int64_t count, const Parallel& parallel) {
   return range.low > range.high ? Range{0.0f, 0.0f} : range;
 }
 
-// A grid of uint8 codes.
-struct Grid {
-  double scale;
-  int32_t zero_point;
-};
-
-// The grid for a range, as zeropoint.grid.choose_qparams makes it: the same operations, in float64.
-Grid choose_grid(double low, double high, int32_t quant_max) {
-  constexpr double kSmallScale = 6.1e-5;
-  low = std::min(low, 0.0);
-  high = std::max(high, 0.0);
-  double scale = (high - low) / quant_max;
-  const float narrow = static_cast<float>(scale);
-  if (narrow == 0.0f || std::isinf(1.0f / narrow)) scale = 0.1;
-  if (scale < kSmallScale) {
-    const double stretch = kSmallScale / scale;
-    if (low == 0.0) {
-      high = kSmallScale * quant_max;
-    } else if (high == 0.0) {
-      low = -(kSmallScale * quant_max);
-    } else {
-      low = low * stretch;
-      high = high * stretch;
-    }
-    scale = kSmallScale;
-  }
-  const double error_low = -std::abs(low / scale);
-  const double error_high = quant_max - std::abs(high / scale);
-  const double zero = error_low < error_high ? -low / scale : quant_max - high / scale;
-  return {scale, static_cast<int32_t>(std::nearbyint(std::clamp(zero, 0.0, static_cast<double>(quant_max))))};
-}
-
 }  // namespace
 
 void linear(const Layer& layer, const CodesCall& call, const Parallel& parallel) {
@@ -242,13 +211,13 @@ void linear_dynamic(const Layer& layer, const FloatCall& call, const Parallel& p
   const int64_t k = layer.weight.k, stride = padded_depth(k);
   if (call.m == 0 || layer.weight.n == 0) return;
   const Range range = range_of(call.x, call.m * k, parallel);
-  const Grid grid = choose_grid(range.low, range.high, call.reduce_range ? 127 : 255);
+  const auto grid = elementwise::choose_qparams(range.low, range.high, 0, call.reduce_range ? 127 : 255);
   const float inverse = 1.0f / static_cast<float>(grid.scale);
   const elementwise::Target target = {0x80, static_cast<int16_t>(grid.zero_point - 128),
                                       static_cast<float>(-grid.zero_point), static_cast<float>(255 - grid.zero_point)};
   Epilogue ep;
   ep.output = Output::floats;
-  ep.activation_zero_point = grid.zero_point;
+  ep.activation_zero_point = static_cast<int32_t>(grid.zero_point);
   ep.relu = call.relu;
   ep.out = call.out;
   ep.out_stride = layer.weight.n;
