@@ -81,7 +81,9 @@ def activation_reference(
         out = _apply(codes, name, args, scale, zero_point, out_scale, out_zero_point, out_dtype)
         return torch.empty_like(codes, dtype=out_dtype).copy_(out)
     table = _table(codes.dtype, name, tuple(args), scale, zero_point, out_scale, out_zero_point, out_dtype)
-    result: Tensor = torch.ops.zeropoint.lookup.default(codes, table.to(codes.device))
+    if codes.device != table.device:
+        table = table.to(codes.device)
+    result: Tensor = torch.ops.zeropoint.lookup.default(codes, table)
     return result
 
 
@@ -227,9 +229,10 @@ def prelu(x: QTensor, weight: Tensor, scale: float | None = None, zero_point: in
     """
     _check_input(x, "prelu")
     slope = weight.dequantize() if isinstance(weight, QTensor) else weight
-    channels = x.shape[1] if x.dim() > 1 else 1
+    shape = tuple(x._codes.shape)
+    channels = shape[1] if len(shape) > 1 else 1
     if slope.numel() not in (1, channels):
-        raise ValueError(f"prelu needs 1 or {channels} slopes for shape {tuple(x.shape)}, got {slope.numel()}")
+        raise ValueError(f"prelu needs 1 or {channels} slopes for shape {shape}, got {slope.numel()}")
     step, zero = _output_grid("prelu", x, scale, zero_point, _input_grid)
     codes = torch.ops.zeropoint.prelu.default(
         x._codes,
@@ -248,8 +251,9 @@ def prelu(x: QTensor, weight: Tensor, scale: float | None = None, zero_point: in
 def softmax(x: QTensor, dim: int, scale: float | None = None, zero_point: int | None = None) -> QTensor:
     """Softmax along ``dim``; without a grid on the one of :func:`sigmoid`, which fits [0, 1]. Errors as there."""
     _check_input(x, "softmax")
-    if not -x.dim() <= dim < max(x.dim(), 1):
-        raise ValueError(f"softmax: dim {dim} is out of range for a tensor of {x.dim()} dimensions")
+    rank = x._codes.dim()
+    if not -rank <= dim < max(rank, 1):
+        raise ValueError(f"softmax: dim {dim} is out of range for a tensor of {rank} dimensions")
     step, zero = _output_grid("softmax", x, scale, zero_point, _unit_grid)
     codes = torch.ops.zeropoint.softmax.default(x._codes, x.scale, dim, step, zero, x.qdtype.storage)
     return make_qtensor(codes, x.qdtype, step, zero)
@@ -265,9 +269,10 @@ def _unary(
 ) -> QTensor:
     _check_input(x, name)
     step, zero = _output_grid(name, x, scale, zero_point, default)
-    codes = torch.ops.zeropoint.activation.default(
-        x._codes, name, args, x.scale, x.zero_point, step, zero, x.qdtype.storage
-    )
+    # An operator in traces, which must not hold the table; a plain call in eager code, which spares the dispatcher.
+    plain = type(x._codes) is Tensor and not torch.compiler.is_compiling()
+    function = activation_reference if plain else torch.ops.zeropoint.activation.default
+    codes = function(x._codes, name, args, x.scale, x.zero_point, step, zero, x.qdtype.storage)
     return make_qtensor(codes, x.qdtype, step, zero)
 
 

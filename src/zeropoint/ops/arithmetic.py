@@ -312,7 +312,7 @@ def _check_scalar(value: Any, name: str) -> None:
 
 
 def _check_joinable(parts: Sequence[Any], dim: int) -> None:
-    shapes = [tuple(_per_tensor(part, "cat").shape) for part in parts]
+    shapes = [tuple(_per_tensor(part, "cat")._codes.shape) for part in parts]
     rank = len(shapes[0])
     if any(len(shape) != rank for shape in shapes):
         raise ValueError(f"cat needs tensors of one rank, got shapes {shapes}")

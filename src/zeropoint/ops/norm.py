@@ -240,8 +240,10 @@ def layer_norm(
     """
     sizes = tuple(normalized_shape)
     _check_input(x, "layer_norm", 1)
-    if not sizes or tuple(x.shape[-len(sizes) :]) != sizes:
-        raise ValueError(f"layer_norm: a tensor of shape {tuple(x.shape)} does not end in normalized_shape {sizes}")
+    if not sizes or tuple(x._codes.shape[-len(sizes) :]) != sizes:
+        raise ValueError(
+            f"layer_norm: a tensor of shape {tuple(x._codes.shape)} does not end in normalized_shape {sizes}"
+        )
     _check_shape("layer_norm", "weight", weight, sizes)
     _check_shape("layer_norm", "bias", bias, sizes)
     step = grid.check_scale(scale)
@@ -327,5 +329,5 @@ def _check_input(x: Any, name: str, least: int) -> None:
         seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name} takes a quantized tensor, got {seen}: quantize it first")
     x._require_per_tensor(name)
-    if x.dim() < least:
-        raise ValueError(f"{name} takes {least} or more dimensions, got shape {tuple(x.shape)}")
+    if x._codes.dim() < least:
+        raise ValueError(f"{name} takes {least} or more dimensions, got shape {tuple(x._codes.shape)}")

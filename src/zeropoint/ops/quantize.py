@@ -159,6 +159,12 @@ def _check_float(x: Any, name: str) -> None:
         raise TypeError(f"{name} takes a float16, bfloat16, float32 or float64 tensor, got {seen}")
 
 
+def _check_single(**values: Any) -> None:
+    for name, value in values.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} must have one element, got shape {tuple(value.shape)}: use quantize_per_channel")
+
+
 @overload
 def quantize_per_tensor(x: Tensor, scale: float | Tensor, zero_point: int | Tensor, dtype: Any = ...) -> QTensor: ...
 @overload
@@ -198,9 +204,8 @@ def quantize_per_tensor(x: Any, scale: Any, zero_point: Any, dtype: Any = qint8)
             )
         return tuple(quantize_per_tensor(one, s, z, qdtype) for one, s, z in zip(x, scales, zero_points, strict=True))
     _check_float(x, "quantize_per_tensor")
-    for name, value in (("scale", scale), ("zero_point", zero_point)):
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"{name} must have one element, got shape {tuple(value.shape)}: use quantize_per_channel")
+    if isinstance(scale, Tensor) or isinstance(zero_point, Tensor):
+        _check_single(scale=scale, zero_point=zero_point)
     step = grid.check_scale(scale)
     zero = grid.check_zero_point(zero_point, qdtype.qmin, qdtype.qmax)
     codes = torch.ops.zeropoint.quantize_per_tensor.default(x, step, zero, qdtype.qmin, qdtype.qmax, qdtype.storage)
