@@ -305,29 +305,38 @@ def _picture(report: dict[str, Any], path: Path) -> None:
 
 # --- training to the same place -----------------------------------------------------------------------------------
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "ddp_mnist.py"
-TRAININGS = {
-    "plain DDP": ["--hook", "none"],
-    "quantized_allreduce, 8 bits": ["--hook", "allreduce", "--bits", "8"],
-    "quantized_allreduce, 4 bits, error feedback": ["--hook", "allreduce", "--bits", "4", "--error-feedback"],
-    "quantized_allreduce, 4 bits": ["--hook", "allreduce", "--bits", "4"],
-    "quantization_pertensor_hook": ["--hook", "pertensor"],
-    "quantization_perchannel_hook": ["--hook", "perchannel"],
+TRAININGS: dict[str, dict[str, Any]] = {
+    "plain DDP": {"hook": "none"},
+    "quantized_allreduce, 8 bits": {"hook": "allreduce", "bits": 8},
+    "quantized_allreduce, 4 bits, error feedback": {"hook": "allreduce", "bits": 4, "error_feedback": True},
+    "quantization_pertensor_hook": {"hook": "pertensor"},
+    "quantization_perchannel_hook": {"hook": "perchannel"},
 }
 
 
-def train(data: Path, ranks: int, seeds: int) -> None:
-    """Trains with every hook and seed, and writes ``results/ddp_training.json``."""
+def _train_all(rank: int, ranks: int, folder: Path, data: Path, seeds: int) -> None:
+    import ddp_mnist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=ranks)
+    pictures, labels = ddp_mnist.digits(data)
     accuracy: dict[str, list[float]] = {name: [] for name in TRAININGS}
     for seed in range(seeds):
-        for name, options in TRAININGS.items():
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-            command += [str(EXAMPLE), "--data", str(data), "--seed", str(seed), *options]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
-            if done.returncode:
-                raise RuntimeError(f"{name} failed:\n{done.stderr}")
-            accuracy[name].append(float(done.stdout.rsplit(":", 1)[1].split()[0]))
-            print(f"   seed {seed}, {name}: {accuracy[name][-1]:.2f} %", flush=True)
+        for name, how in TRAININGS.items():
+            accuracy[name].append(ddp_mnist.train_and_test(pictures, labels, seed=seed, **how))
+            if rank == 0:
+                print(f"   seed {seed}, {name}: {accuracy[name][-1]:.2f} %", flush=True)
+    if rank == 0:
+        (folder / "accuracy.json").write_text(json.dumps(accuracy))
+    dist.destroy_process_group()
+
+
+def train(data: Path, ranks: int, seeds: int) -> None:
+    """Trains ``examples/ddp_mnist.py`` with every hook and seed, and writes ``results/ddp_training.json``."""
+    sys.path.append(str(Path(__file__).parent.parent / "examples"))
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_train_all, (ranks, Path(folder), data, seeds), nprocs=ranks)
+        accuracy = json.loads((Path(folder) / "accuracy.json").read_text())
     rows = {
         name: {
             "accuracy": values,

@@ -243,6 +243,19 @@ def order_does_not_matter(group: dist.ProcessGroup) -> None:
         assert torch.allclose(x, torch.full_like(x, want), rtol=1e-5)
 
 
+def other_backends(group: dist.ProcessGroup) -> None:
+    """The ways of NCCL, whose second collective runs on the group itself, and of MPI, which has no second one."""
+    x = torch.randn(3000)
+    want = x.clone()
+    zd.quantized_all_reduce(want, AVG, group)
+    for lane in (lanes.Lane(group), None):
+        got = x.clone()
+        with mock.patch.object(collectives, "lane_of", lambda *_, lane=lane: lane):
+            future = zd.quantized_all_reduce(got, AVG, group, async_op=True)
+            assert future is not None
+            assert torch.equal(future.wait(), want)
+
+
 def stochastic_rounding_differs_between_ranks(group: dist.ProcessGroup) -> None:
     x = torch.full((64,), 0.3)
     x[0] = 1.0

@@ -76,6 +76,10 @@ def test_the_order_of_completion_does_not_matter(ranks: Ranks, world: int) -> No
     ranks(world, on_ranks.order_does_not_matter)
 
 
+def test_the_ways_of_other_backends(ranks: Ranks) -> None:
+    ranks(2, on_ranks.other_backends)
+
+
 def test_stochastic_rounding_differs_between_ranks(ranks: Ranks) -> None:
     ranks(3, on_ranks.stochastic_rounding_differs_between_ranks)
 

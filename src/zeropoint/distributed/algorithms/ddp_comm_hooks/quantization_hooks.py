@@ -98,10 +98,9 @@ def quantization_perchannel_hook(
 class _Layout:
     """What a bucket holds: which parameters, and where they lie."""
 
-    def __init__(self, parameters: list[Tensor], numel: int) -> None:
+    def __init__(self, parameters: list[Tensor]) -> None:
         self.identity = tuple(map(id, parameters))
         self.shapes = [list(p.shape) for p in parameters]
-        self.numel = numel
 
     def spans_1d(self) -> list[tuple[int, int]]:
         """Where parameters of one dimension or none lie, neighbours joined."""
@@ -204,7 +203,7 @@ class QuantizedAllReduceState:
 
     def _bucket(self, bucket: GradBucket, buffer: Tensor) -> _Bucket:
         """What is kept for this bucket; when DDP has dealt its parameters out anew, the old residual is void."""
-        layout = _Layout(bucket.parameters(), buffer.numel())
+        layout = _Layout(bucket.parameters())
         kept = self._buckets.get(bucket.index())
         if kept is not None and kept.layout.identity == layout.identity:
             return kept
