@@ -74,29 +74,30 @@ def fake_quantize_per_channel_reference(
     return grid.fake_quantize(x, scales.reshape(shape), zero_points.reshape(shape).to(x.device), quant_min, quant_max)
 
 
-def _save_mask(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
+@operator(
+    "fake_quantize_backward(Tensor grad, Tensor mask) -> Tensor",
+    meta=lambda grad, mask: torch.empty_like(grad),
+)
+def fake_quantize_backward_reference(grad: Tensor, mask: Tensor) -> Tensor:
+    """The gradient where the mask is set, 0 elsewhere."""
+    return grad * mask
+
+
+def _save_mask(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    mask = output[1] if isinstance(output, tuple) else inputs[1]
+    ctx.save_for_backward(mask)
+    ctx.inputs = len(inputs)
     ctx.set_materialize_grads(False)
 
 
-def _through_mask(ctx: Any, grad: Tensor | None, _: Any, *, inputs: int) -> tuple[Tensor | None, ...]:
+def _through_mask(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     (mask,) = ctx.saved_tensors
-    return (None if grad is None else grad * mask, *[None] * (inputs - 1))
+    rest = [None] * (ctx.inputs - 1)
+    return None if grad is None else torch.ops.zeropoint.fake_quantize_backward.default(grad, mask), *rest
 
 
-torch.library.register_autograd(
-    "zeropoint::fake_quantize_per_tensor",
-    lambda ctx, grad, mask: _through_mask(ctx, grad, mask, inputs=5),
-    setup_context=_save_mask,
-    lib=_LIBRARY,
-)
-torch.library.register_autograd(
-    "zeropoint::fake_quantize_per_channel",
-    lambda ctx, grad, mask: _through_mask(ctx, grad, mask, inputs=6),
-    setup_context=_save_mask,
-    lib=_LIBRARY,
-)
+for _name in ("fake_quantize_per_tensor", "fake_quantize_per_channel", "fake_quantize_backward"):
+    torch.library.register_autograd(f"zeropoint::{_name}", _through_mask, setup_context=_save_mask, lib=_LIBRARY)
 
 
 class _Learnable(torch.autograd.Function):

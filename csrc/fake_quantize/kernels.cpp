@@ -1,0 +1,21 @@
+#include "fake_quantize/kernels.h"
+
+#include "isa.h"
+
+namespace zeropoint::fake_quantize {
+
+const Kernels& kernels() {
+  switch (active_isa()) {
+#if defined(__x86_64__)
+    case Isa::avx512_vnni:
+      return kernels_avx512();
+    case Isa::avx_vnni:
+    case Isa::avx2:
+      return kernels_avx2();
+#endif
+    default:
+      return kernels_portable();
+  }
+}
+
+}  // namespace zeropoint::fake_quantize

@@ -1,0 +1,18 @@
+// Fake quantize of one value in plain C++: for float64, for floating zero points, and where no instruction set helps.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+namespace zeropoint::fake_quantize {
+
+// `shift` is a floating zero point, added before rounding; `low` and `high` are then codes. Returns the mask.
+template <class T>
+inline uint8_t round_one(T x, T* y, T inverse, T scale, T shift, T low, T high) {
+  const T place = std::nearbyint(x * inverse + shift);
+  const T below = place < low ? low : place;  // NaN passes both comparisons
+  const T inside = below > high ? high : below;
+  *y = (inside - shift + T{0}) * scale;
+  return low <= place && place <= high;
+}
+
+}  // namespace zeropoint::fake_quantize
