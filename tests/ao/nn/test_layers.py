@@ -246,6 +246,46 @@ def test_batch_norm_without_statistics_is_an_error_that_says_so() -> None:
         quantized_twin(nn.BatchNorm2d(3, track_running_stats=False), torch.randn(4, 3, 2, 2))
 
 
+# --- layer, group and instance norm -------------------------------------------------------------------------------
+
+NORMS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "LayerNorm": (lambda: nn.LayerNorm((4, 5)), (3, 4, 5)),
+    "LayerNorm plain": (lambda: nn.LayerNorm(5, elementwise_affine=False), (5,)),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4), (3, 4, 5, 5)),
+    "InstanceNorm1d": (lambda: nn.InstanceNorm1d(4, affine=True), (3, 4, 9)),
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(4), (3, 4, 5, 5)),
+    "InstanceNorm3d": (lambda: nn.InstanceNorm3d(4, affine=True), (3, 4, 3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", [zp.quint8, zp.qint32], ids=["quint8", "qint32"])
+@pytest.mark.parametrize("name", list(NORMS))
+def test_norms_follow_their_float_twins_and_keep_the_dtype(name: str, dtype: zp.QDtype) -> None:
+    make, shape = NORMS[name]
+    layer = make()
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, -2, 2)
+    x = zp.quantize_per_tensor(torch.randn(shape) * 2 + 1, 1 / 32, 100, dtype)
+    twin = assert_follows(layer, x)
+    assert twin(x).dtype == dtype
+    assert {"scale", "zero_point"} <= {name for name, _ in twin.named_buffers()}
+    state = twin.state_dict()
+    other = copy.deepcopy(twin)
+    other.scale = 5.0
+    other.load_state_dict(state)
+    assert torch.equal(other(x), twin(x))
+
+
+def test_norms_need_batches() -> None:
+    for module in (nnq.GroupNorm(1, 3, None, None, 1.0, 0), nnq.InstanceNorm1d(3, None, None, 1.0, 0)):
+        with pytest.raises(ValueError, match="batched"):
+            module(on_grid(2, 3))
+    with pytest.raises(TypeError, match="takes a quantized tensor"):
+        nnq.LayerNorm(3, None, None, 1.0, 0)(torch.zeros(3))
+    with pytest.raises(ValueError, match="does not divide"):
+        nnq.GroupNorm(2, 3, None, None, 1.0, 0)
+
+
 # --- borders ------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,13 @@ from zeropoint.ao.nn.quantized.batchnorm import BatchNorm1d, BatchNorm2d, BatchN
 from zeropoint.ao.nn.quantized.conv import Conv1d, Conv2d, Conv3d
 from zeropoint.ao.nn.quantized.functional_modules import FloatFunctional, FXFloatFunctional, QFunctional
 from zeropoint.ao.nn.quantized.linear import Linear, QuantizedLinear
+from zeropoint.ao.nn.quantized.normalization import (
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    LayerNorm,
+)
 from zeropoint.ao.nn.quantized.pooling import Dropout, MaxPool1d, MaxPool2d, MaxPool3d
 from zeropoint.ao.nn.quantized.quantize import DeQuantize, Quantize
 
@@ -30,8 +37,13 @@ __all__ = [
     "Dropout",
     "FXFloatFunctional",
     "FloatFunctional",
+    "GroupNorm",
     "Hardsigmoid",
     "Hardswish",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm",
     "LeakyReLU",
     "Linear",
     "MaxPool1d",

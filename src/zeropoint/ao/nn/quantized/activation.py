@@ -138,14 +138,24 @@ class LeakyReLU(_Unary):
         scale, zero_point: the output's grid.
         negative_slope: the slope below zero.
         inplace: accepted as in the float module; the output has a grid of its own, so it is always a new tensor.
+        device: where the buffers are. dtype: accepted as in ``torch.ao``.
     """
 
     FUNCTION = "leaky_relu"
     FLOAT_CLASS = nn.LeakyReLU
 
-    def __init__(self, scale: float, zero_point: int, negative_slope: float = 1e-2, inplace: bool = False) -> None:
+    def __init__(
+        self,
+        scale: float,
+        zero_point: int,
+        negative_slope: float = 1e-2,
+        inplace: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
         super().__init__(scale, zero_point)
         self.negative_slope = negative_slope
+        self.to(device)
 
     def _arguments(self) -> tuple[float, ...]:
         return (self.negative_slope,)
@@ -161,10 +171,15 @@ class Hardswish(_Unary):
 
     Args:
         scale, zero_point: the output's grid.
+        device: where the buffers are. dtype: accepted as in ``torch.ao``.
     """
 
     FUNCTION = "hardswish"
     FLOAT_CLASS = nn.Hardswish
+
+    def __init__(self, scale: float, zero_point: int, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(scale, zero_point)
+        self.to(device)
 
 
 @static_twin_of(nn.Hardsigmoid)
