@@ -39,6 +39,11 @@ def _version(tensor: Tensor) -> int:
         return -1
 
 
+def _is_unread(tensor: Tensor | None) -> bool:
+    """Whether torch.load has made a tensor and not filled it yet: a stream holds values behind the objects."""
+    return tensor is not None and getattr(tensor.untyped_storage(), "_torch_load_uninitialized", False)
+
+
 class QuantizedModule(nn.Module):
     """A module that computes on quantized tensors."""
 
@@ -90,7 +95,8 @@ class QuantizedModule(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._derive()
+        if not any(_is_unread(buffer) for buffer in self._buffers.values()):
+            self._derive()  # else at the first forward pass
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
         self._adapt_state(state_dict, prefix)
@@ -112,7 +118,7 @@ class GridModule(QuantizedModule):
 
     DERIVED: ClassVar[tuple[str, ...]] = ("_grid_seen", "_grids")
     _grids: dict[str, OutputGrid]
-    _grid_seen: tuple[Tensor, int, Tensor, int]
+    _grid_seen: tuple[Tensor, int, Tensor, int] | None = None
 
     def _init_grid(self, scale: float | Tensor, zero_point: int | Tensor, dtype: Any = None) -> None:
         """Registers the grid. ``dtype`` is the quantized dtype of the output; None: that of the input."""
@@ -195,7 +201,9 @@ class GridModule(QuantizedModule):
 
     def _output_grid(self, input_dtype: QDtype) -> OutputGrid:
         """The grid of the output for an input of this dtype."""
-        if not torch.compiler.is_compiling():
+        if self._grid_seen is None:
+            self._derive_grid()
+        elif not torch.compiler.is_compiling():
             scale, scale_version, zero_point, zero_version = self._grid_seen
             buffers = self._buffers
             if (
