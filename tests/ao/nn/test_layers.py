@@ -187,6 +187,22 @@ def test_activations_are_the_float_function_rounded_once(layer: nn.Module, kind:
     assert torch.equal(y.int_repr(), expected.int_repr())
 
 
+def test_prelu_follows_its_float_twin() -> None:
+    layer = nn.PReLU(4)
+    nn.init.uniform_(layer.weight, -0.5, 1.5)
+    twin = assert_follows(layer, on_grid(3, 4, 5), steps=0.51)
+    assert torch.equal(twin.state_dict()["weight"], layer.weight)
+    with pytest.raises(ValueError, match="takes 4 slopes"):
+        twin.set_weight(torch.ones(3))
+
+
+def test_softmax_has_a_fixed_grid() -> None:
+    twin = assert_follows(nn.Softmax(-1), on_grid(3, 9), steps=0.51)
+    assert (twin.scale, twin.zero_point) == (1 / 256, 0)
+    with pytest.raises(ValueError, match="needs a dim"):
+        nnq.Softmax()(on_grid(3))
+
+
 def test_activations_take_torch_aos_arguments() -> None:
     assert nnq.Sigmoid(output_scale=0.5, output_zero_point=1).scale == 0.5
     assert nnq.LeakyReLU(0.5, 1, negative_slope=0.3, inplace=True).negative_slope == 0.3

@@ -6,9 +6,11 @@ from zeropoint.ao.nn.quantized.activation import (
     Hardsigmoid,
     Hardswish,
     LeakyReLU,
+    PReLU,
     ReLU,
     ReLU6,
     Sigmoid,
+    Softmax,
     Tanh,
 )
 from zeropoint.ao.nn.quantized.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -49,12 +51,14 @@ __all__ = [
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "PReLU",
     "QFunctional",
     "Quantize",
     "QuantizedLinear",
     "ReLU",
     "ReLU6",
     "Sigmoid",
+    "Softmax",
     "Tanh",
     "dynamic",
 ]

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from zeropoint.ao.nn._registry import static_twin_of
 from zeropoint.ao.nn.quantized._base import GridModule, QuantizedModule
 from zeropoint.ao.nn.quantized._from_float import output_grid, require_class
+from zeropoint.ops.activation import prelu
 from zeropoint.tensor import QTensor, make_qtensor
 
-__all__ = ["ELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "ReLU", "ReLU6", "Sigmoid", "Tanh"]
+__all__ = ["ELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "PReLU", "ReLU", "ReLU6", "Sigmoid", "Softmax", "Tanh"]
 
 _U = TypeVar("_U", bound="_Unary")
 
@@ -219,3 +220,106 @@ class Tanh(_Unary):
 
     FUNCTION = "tanh"
     FLOAT_CLASS = nn.Tanh
+
+
+@static_twin_of(nn.PReLU)
+class PReLU(GridModule):
+    """``x`` above zero, ``weight[c] * x`` below: two multipliers, chosen by the sign.
+
+    Args:
+        output_scale, output_zero_point: the output's grid.
+        num_parameters: 1, or one slope a channel (dimension 1).
+
+    Attributes:
+        weight: float32 slopes, as in the float module.
+    """
+
+    weight: Tensor
+
+    def __init__(self, output_scale: float, output_zero_point: int, num_parameters: int = 1) -> None:
+        super().__init__()
+        self.num_parameters = num_parameters
+        self.register_buffer("weight", torch.full((num_parameters,), 0.25))
+        self._init_grid(output_scale, output_zero_point)
+
+    def set_weight(self, w: Tensor) -> None:
+        """Takes new slopes: a float or quantized tensor of ``num_parameters`` elements.
+
+        Raises:
+            ValueError: another number of them.
+        """
+        if w.numel() != self.num_parameters:
+            raise ValueError(f"PReLU takes {self.num_parameters} slopes, got shape {tuple(w.shape)}")
+        values = w.dequantize() if w.is_quantized else w
+        self.weight = values.detach().reshape(-1).to(self.weight.device, torch.float32, copy=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A quantized tensor of ``x``'s shape and dtype. Raises TypeError for a float one, RuntimeError per channel."""
+        if not isinstance(x, QTensor) or x.axis is not None:
+            self._refuse(x)
+        scale, zero_point, _, _, _ = self._output_grid(x.qdtype)
+        return prelu(x, self.weight, scale, zero_point)
+
+    def extra_repr(self) -> str:
+        return f"num_parameters={self.num_parameters}, scale={self.scale}, zero_point={self.zero_point}"
+
+    @classmethod
+    def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> PReLU:
+        """The twin of a calibrated float module. Raises TypeError for another class, RuntimeError if not prepared."""
+        require_class(mod, (nn.PReLU,), cls)
+        scale, zero_point, _ = output_grid(mod)
+        return cls.from_reference(mod, scale, zero_point)
+
+    @classmethod
+    def from_reference(cls, mod: Any, scale: float, zero_point: int) -> PReLU:
+        """The twin of a float module on a given output grid."""
+        twin = cls(scale, zero_point, mod.num_parameters)
+        twin.set_weight(mod.weight)
+        return twin
+
+
+@static_twin_of(nn.Softmax)
+class Softmax(GridModule):
+    """Softmax along one dimension.
+
+    Args:
+        dim: the dimension.
+        scale, zero_point: the output's grid.
+    """
+
+    def __init__(self, dim: int | None = None, scale: float = 1.0 / 256, zero_point: int = 0) -> None:
+        super().__init__()
+        self.dim = dim
+        self._init_grid(scale, zero_point)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A quantized tensor of ``x``'s shape.
+
+        Raises:
+            TypeError: ``x`` is not quantized. ValueError: no dimension was given.
+        """
+        if not isinstance(x, QTensor) or x.axis is not None:
+            self._refuse(x)
+        if self.dim is None:
+            raise ValueError("quantized Softmax needs a dim")
+        scale, zero_point, _, _, qdtype = self._output_grid(x.qdtype)
+        codes = torch.ops.zeropoint.softmax.default(x._codes, x.scale, self.dim, scale, zero_point, qdtype.storage)
+        return make_qtensor(codes, qdtype, scale, zero_point)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, scale={self.scale}, zero_point={self.zero_point}"
+
+    @classmethod
+    def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> Softmax:
+        """The twin of a calibrated float module. Raises TypeError for another class, RuntimeError if not prepared."""
+        require_class(mod, (nn.Softmax,), cls)
+        assert isinstance(mod, nn.Softmax)
+        scale, zero_point, qdtype = output_grid(mod)
+        twin = cls(mod.dim, scale, zero_point)
+        twin._init_grid(scale, zero_point, qdtype)
+        return twin
+
+    @classmethod
+    def from_reference(cls, mod: Any, scale: float, zero_point: int) -> Softmax:
+        """The twin of a float module on a given output grid."""
+        return cls(mod.dim, float(scale), int(zero_point))

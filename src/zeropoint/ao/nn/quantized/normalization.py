@@ -25,6 +25,8 @@ class _Norm(GridModule):
     """What the norms share: optional float32 weight and bias, an output grid, and the input's dtype."""
 
     FLOAT_CLASS: ClassVar[type[nn.Module]]
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def _set(
         self, weight: Tensor | None, bias: Tensor | None, scale: float | Tensor, zero_point: int | Tensor, device: Any
