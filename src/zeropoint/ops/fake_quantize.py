@@ -7,7 +7,7 @@ Forward and gradients (the rounded code ``r`` is the one *before* saturation)::
 
 Scale and zero point are tensors throughout, so nothing waits for the device.
 
-May import: ``grid``, ``ops.quantize``, ``ops.registry``.
+May import: ``grid``, ``ops.quantize``, ``ops.ranges``, ``ops.registry``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from zeropoint import grid
 from zeropoint.ops.quantize import _check_float
+from zeropoint.ops.ranges import channels_first, finite_extremes, moving_average, narrow
 from zeropoint.ops.registry import _LIBRARY, operator
 
 __all__ = [
@@ -189,6 +190,45 @@ def moving_average_qparams(
     if symmetric:
         zero = torch.full_like(zero, zero_point)
     return scale.to(torch.float32), zero.to(torch.int32)
+
+
+@operator(
+    "moving_average_observe(Tensor x, Tensor(a!) min_val, Tensor(b!) max_val, Tensor(c!) scale,"
+    " Tensor(d!) zero_point, Tensor eps, float averaging_constant, int quant_min, int quant_max, int? axis,"
+    " bool symmetric, int middle, bool update_grid) -> Tensor",
+    meta=lambda x, *_: x.new_empty((), dtype=torch.bool),
+)
+def moving_average_observe_reference(
+    x: Tensor,
+    min_val: Tensor,
+    max_val: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    eps: Tensor,
+    averaging_constant: float,
+    quant_min: int,
+    quant_max: int,
+    axis: int | None,
+    symmetric: bool,
+    middle: int,
+    update_grid: bool,
+) -> Tensor:
+    """Takes ``x`` into the averaged range, and makes the grid of it anew: the statistics of the fused fake quantizer.
+
+    Returns:
+        Whether ``x`` held values that are not finite, as a 0-d bool tensor.
+    """
+    rows = channels_first(x, axis)
+    if rows.numel() > 0:
+        for moving, end in zip((min_val, max_val), finite_extremes(rows), strict=True):
+            moving.copy_(moving_average(moving, narrow(end).reshape(moving.shape), averaging_constant))
+    if update_grid:
+        seen = (min_val <= max_val).reshape(-1)
+        ends = (torch.where(seen, end.reshape(-1), 0.0) for end in (min_val, max_val))
+        grids = moving_average_qparams(*ends, quant_min, quant_max, symmetric=symmetric, zero_point=middle, eps=eps)
+        scale.copy_(torch.where(seen, grids[0], 1.0))
+        zero_point.copy_(torch.where(seen, grids[1], 0))
+    return ~torch.isfinite(x).all()
 
 
 # --- functions ----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from zeropoint.ao.quantization.observer import (
     default_fixed_qparams_range_neg1to1_observer,
 )
 from zeropoint.ao.quantization.observers.base import observed_range
+from zeropoint.ao.quantization.observers.minmax import on_host
 from zeropoint.dtypes import (
     QScheme,
     per_channel_affine_float_qparams,
@@ -396,13 +397,35 @@ class FusedMovingAvgObsFakeQuantize(FakeQuantize):
 
     def forward(self, x: Tensor) -> Tensor:
         """Updates the statistics if the observer is on; updates the grid and rounds if fake quantize is on."""
-        if self._flag("observer_enabled"):
-            self.activation_post_process(x.detach())
-        if not self._flag("fake_quant_enabled"):
-            return x
-        if self._flag("observer_enabled"):
-            self.refresh_grid()
-        return self._simulate(x)
+        rounding = self._flag("fake_quant_enabled")
+        if self._flag("observer_enabled") and x.numel() > 0:
+            self._update(x.detach(), rounding)
+        return self._simulate(x) if rounding else x
+
+    def _update(self, x: Tensor, update_grid: bool) -> None:
+        observer = self.activation_post_process
+        if self.is_per_channel:
+            observer._check_axis(x)
+            observer.expect_channels(x.shape[observer.ch_axis])
+        if self.scale.numel() != max(observer.min_val.numel(), 1):
+            self._store_grid(torch.ones_like(observer.min_val), torch.zeros_like(observer.min_val))
+        ignored = torch.ops.zeropoint.moving_average_observe.default(
+            x,
+            observer.min_val,
+            observer.max_val,
+            self.scale,
+            self.zero_point,
+            observer.eps,
+            observer.averaging_constant,
+            self.quant_min,
+            self.quant_max,
+            observer.ch_axis,
+            self.is_symmetric_quant,
+            observer.symmetric_zero_point(),
+            update_grid,
+        )
+        if on_host(x) and bool(ignored):
+            observer._warn_non_finite()
 
     def refresh_grid(self) -> None:
         """Makes ``scale`` and ``zero_point`` anew from the observer's statistics."""

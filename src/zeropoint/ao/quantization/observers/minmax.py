@@ -2,7 +2,7 @@
 
 Nothing here branches on a value while a graph is captured, so a prepared module can be exported and compiled.
 
-May import: ``dtypes``, ``grid``, ``observers.base``.
+May import: ``dtypes``, ``grid``, ``ops.ranges``, ``observers.base``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from zeropoint.dtypes import (
     per_tensor_symmetric,
     quint8,
 )
+from zeropoint.ops.ranges import channels_first, finite_extremes, moving_average, narrow
 
 __all__ = [
     "AveragingObserver",
@@ -30,9 +31,8 @@ __all__ = [
     "MovingAveragePerChannelMinMaxObserver",
     "PerChannelMinMaxObserver",
     "RangeObserver",
+    "on_host",
 ]
-
-_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def check_averaging_constant(value: float, is_dynamic: bool, owner: str) -> float:
@@ -97,24 +97,27 @@ class RangeObserver(UniformQuantizationObserverBase):
     def _extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """float32 minimum and maximum of the finite values: 0-d, or [channels]; (+inf, -inf) where there is none."""
         values = x if x.is_floating_point() else x.to(torch.float32)
-        rows = values.reshape(-1) if self.ch_axis is None else self._channels_first(values)
-        if not _on_host(rows):
-            low, high = _finite_extremes(rows)
-        else:
-            low, high = torch.aminmax(rows) if self.ch_axis is None else torch.aminmax(rows, dim=1)
+        self._check_axis(x)
+        rows = channels_first(values, self.ch_axis)
+        if on_host(rows):
+            low, high = torch.aminmax(rows[0]) if self.ch_axis is None else torch.aminmax(rows, dim=1)
             if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
                 self._warn_non_finite()
-                low, high = _finite_extremes(rows)
-        return _as_float32(low, self.min_val.device), _as_float32(high, self.min_val.device)
+                low, high = finite_extremes(rows)
+        else:
+            low, high = finite_extremes(rows)
+        shape, device = self._shape_of(rows), self.min_val.device
+        return narrow(low).to(device).reshape(shape), narrow(high).to(device).reshape(shape)
 
-    def _channels_first(self, x: Tensor) -> Tensor:
+    def _shape_of(self, rows: Tensor) -> tuple[int, ...]:
+        return () if self.ch_axis is None else (rows.shape[0],)
+
+    def _check_axis(self, x: Tensor) -> None:
         axis = self.ch_axis
-        assert axis is not None
-        if not -x.dim() <= axis < x.dim():
+        if axis is not None and not -x.dim() <= axis < x.dim():
             raise ValueError(
                 f"{type(self).__name__} looks along ch_axis={axis}, got a tensor of shape {tuple(x.shape)}"
             )
-        return x.movedim(axis, 0).reshape(x.shape[axis], -1)
 
     # -- combine
 
@@ -129,21 +132,9 @@ class RangeObserver(UniformQuantizationObserverBase):
         return torch.maximum(old, new)
 
 
-def _on_host(values: Tensor) -> bool:
+def on_host(values: Tensor) -> bool:
     """Whether looking at a value costs nothing: no device has to finish first, and no graph is being captured."""
     return values.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _finite_extremes(rows: Tensor) -> tuple[Tensor, Tensor]:
-    finite = torch.isfinite(rows)
-    return torch.where(finite, rows, float("inf")).amin(-1), torch.where(finite, rows, float("-inf")).amax(-1)
-
-
-def _as_float32(ends: Tensor, device: torch.device) -> Tensor:
-    """Finite float64 values beyond float32 become its largest; infinities, "nothing seen", stay."""
-    if ends.dtype == torch.float64:
-        ends = torch.where(torch.isfinite(ends), ends.clamp(-_FLOAT32_MAX, _FLOAT32_MAX), ends)
-    return ends.to(device, torch.float32)
 
 
 class AveragingObserver(RangeObserver):
@@ -158,11 +149,7 @@ class AveragingObserver(RangeObserver):
         return self._average(old, new)
 
     def _average(self, old: Tensor, new: Tensor) -> Tensor:
-        constant = self.averaging_constant
-        moved = old + constant * (new - old)
-        # new - old may leave float32 where the average itself does not
-        moved = torch.where(torch.isfinite(moved), moved, (1.0 - constant) * old + constant * new)
-        return torch.where(torch.isinf(old), new, torch.where(torch.isinf(new), old, moved))
+        return moving_average(old, new, self.averaging_constant)
 
 
 class MinMaxObserver(RangeObserver):
@@ -278,14 +265,22 @@ class PerChannelMinMaxObserver(RangeObserver):
         """Forgets the ranges and the number of channels."""
         self.allocate(0)
 
-    def _combine(self, low: Tensor, high: Tensor) -> None:
+    def expect_channels(self, channels: int) -> None:
+        """Gives the statistics their shape at the first tensor, and holds later ones to it.
+
+        Raises:
+            ValueError: another number of channels than before.
+        """
         if self.min_val.numel() == 0:
-            self.allocate(low.numel())
-        elif self.min_val.shape != low.shape:
+            self.allocate(channels)
+        elif self.min_val.numel() != channels:
             raise ValueError(
                 f"{type(self).__name__} has seen {self.min_val.numel()} channels along ch_axis={self.ch_axis}, "
-                f"now {low.numel()}: one observer serves one tensor"
+                f"now {channels}: one observer serves one tensor"
             )
+
+    def _combine(self, low: Tensor, high: Tensor) -> None:
+        self.expect_channels(low.numel())
         super()._combine(low, high)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
