@@ -229,7 +229,7 @@ struct Columns {
   template <class T>
   static std::vector<T> pad(const T* from, int64_t begin, int64_t count) {
     std::vector<T> to(static_cast<size_t>(gemm::padded_columns(count)));
-    if (from) std::copy(from + begin, from + begin + count, to.begin());
+    std::copy(from + begin, from + begin + count, to.begin());
     return to;
   }
 };
@@ -246,8 +246,8 @@ void run_dense(const std::vector<gemm::Packed>& groups, const Geometry& g, const
   for (int64_t i = 0; i < size.groups; ++i) {
     Columns& to = arrays[static_cast<size_t>(i)];
     to.multiplier = Columns::pad(requantize.multiplier, i * columns, columns);
-    to.offset = Columns::pad(requantize.offset, i * columns, columns);
-    to.weight_zero_point = Columns::pad(weight_zero_point, i * columns, columns);
+    if (requantize.offset) to.offset = Columns::pad(requantize.offset, i * columns, columns);
+    if (weight_zero_point) to.weight_zero_point = Columns::pad(weight_zero_point, i * columns, columns);
   }
 
   bool in_place = !x_signed && size.taps() == 1 && depth % gemm::kGroup == 0;
@@ -327,6 +327,14 @@ bool all_finite(const float* values, int64_t count) {
 }
 
 }  // namespace
+
+template <class T>
+void ratios(const T* from, int64_t count, double factor, double divisor, float* to) {
+  for (int64_t i = 0; i < count; ++i)
+    to[i] = static_cast<float>(factor * static_cast<double>(from[i]) / divisor);
+}
+template void ratios<float>(const float*, int64_t, double, double, float*);
+template void ratios<double>(const double*, int64_t, double, double, float*);
 
 Kind kind_of(const WeightSize& size) {
   const bool single = size.group_channels == 1 && size.groups > 1 && size.taps() <= depthwise::kMaxTaps;

@@ -67,8 +67,10 @@ void copy_single(const uint8_t* from, int64_t from_stride, int64_t count, uint8_
 }
 
 Choice choose(Form form, int64_t width, const Kernel& kernel, int64_t stride, int64_t dilation) {
-#if defined(__x86_64__)
+#if defined(ZEROPOINT_HAS_AVX512VNNI)
   if (form == Form::quads) return choose_avx512vnni(width, kernel, stride, dilation);
+#endif
+#if defined(ZEROPOINT_HAS_AVX2)
   if (form == Form::pairs) return choose_avx2(width, kernel, stride, dilation);
 #endif
   (void)form, (void)width, (void)kernel, (void)stride, (void)dilation;

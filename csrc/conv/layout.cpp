@@ -20,7 +20,7 @@ void line(const uint8_t* from, int64_t channel_stride, int64_t stride, int64_t c
     if (channels == 1) return static_cast<void>(std::memcpy(to, from, static_cast<size_t>(count)));
     if (channels == 2) return interleave<2>(from, channel_stride, count, to);
     if (channels == 3) {
-#if defined(__x86_64__)
+#if defined(ZEROPOINT_HAS_AVX2)
       if (processor_has(Isa::avx2)) return interleave3_avx2(from, channel_stride, count, to);
 #endif
       return interleave<3>(from, channel_stride, count, to);

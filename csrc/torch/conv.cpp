@@ -147,23 +147,23 @@ conv::Strided strided_of(const Tensor& x) {
   return s;
 }
 
-// The entries of a 1-D parameter as doubles, or of one entry repeated.
-std::vector<double> doubles_of(const Tensor& values, int64_t count, const char* name) {
+// float(factor * value / divisor) of each entry of a 1-D parameter, the product and the quotient in float64.
+std::vector<float> ratios_of(const Tensor& values, int64_t count, bool may_be_one, double factor, double divisor,
+                             const char* name) {
+  const bool one = may_be_one && values.numel() == 1;
   STD_TORCH_CHECK(values.is_cpu(), "conv on the CPU takes ", name, " on the CPU");
-  STD_TORCH_CHECK(values.numel() == 1 || values.numel() == count, "conv with ", count, " output channels takes 1 or ",
-                  count, " entries of ", name, ", got ", values.numel());
+  STD_TORCH_CHECK(one || values.numel() == count, "conv with ", count, " output channels takes ",
+                  may_be_one ? "1 entry or " : "", count, " entries of ", name, ", got ", values.numel());
   Tensor dense = torch::stable::contiguous(values);
   if (dense.scalar_type() != ScalarType::Float && dense.scalar_type() != ScalarType::Double)
     dense = torch::stable::to(dense, ScalarType::Double);
-  std::vector<double> result(static_cast<size_t>(count));
-  const bool one = values.numel() == 1;
-  const auto read = [&](const auto* from) {
-    for (int64_t i = 0; i < count; ++i) result[static_cast<size_t>(i)] = from[one ? 0 : i];
-  };
+  std::vector<float> result(static_cast<size_t>(count));
+  const int64_t read = one ? 1 : count;
   if (dense.scalar_type() == ScalarType::Float)
-    read(static_cast<const float*>(dense.const_data_ptr()));
+    conv::ratios(static_cast<const float*>(dense.const_data_ptr()), read, factor, divisor, result.data());
   else
-    read(static_cast<const double*>(dense.const_data_ptr()));
+    conv::ratios(static_cast<const double*>(dense.const_data_ptr()), read, factor, divisor, result.data());
+  if (one) std::fill(result.begin() + 1, result.end(), result[0]);
   return result;
 }
 
@@ -216,17 +216,10 @@ Tensor conv(const Tensor& x, double x_scale, int64_t x_zero_point, const Tensor&
   STD_TORCH_CHECK(out_min <= out_max, "conv takes out_min <= out_max, got ", out_min, " and ", out_max);
 
   const int64_t channels = geometry.weight.out_channels;
-  const std::vector<double> scales = doubles_of(weight_scale, channels, "weight_scale");
   const std::vector<int32_t> zero_points = zero_points_of(weight_zero_point, channels);
-  std::vector<float> multiplier(scales.size()), offset;
-  for (size_t n = 0; n < scales.size(); ++n) multiplier[n] = static_cast<float>(x_scale * scales[n] / out_scale);
-  if (bias) {
-    STD_TORCH_CHECK(bias->numel() == channels, "conv with ", channels, " output channels takes as many biases, got ",
-                    bias->numel());
-    const std::vector<double> values = doubles_of(*bias, channels, "bias");
-    offset.resize(values.size());
-    for (size_t n = 0; n < values.size(); ++n) offset[n] = static_cast<float>(values[n] / out_scale);
-  }
+  const std::vector<float> multiplier = ratios_of(weight_scale, channels, true, x_scale, out_scale, "weight_scale");
+  std::vector<float> offset;
+  if (bias) offset = ratios_of(*bias, channels, false, 1.0, out_scale, "bias");
 
   Tensor out = empty_channels_last(out_shape, out_dtype);
   if (out.numel() == 0) return out;
