@@ -127,12 +127,13 @@ class Allowed:
             "torch._utils._rebuild_qtensor": self._rebuild_qtensor,
             "torch._tensor._rebuild_from_type_v2": _rebuild_from_type,
             "zeropoint.tensor._rebuild_qtensor": self._rebuild_own_qtensor,
+            "zeropoint.dtypes.QScheme": _scheme,
         }
         if full in builders:
             return Builder(full, builders[full])
         if module in ("torch", "torch.cuda", "torch.storage") and name in _STORAGES:
             return _STORAGES[name]
-        if full == "numpy.dtype":
+        if full in ("numpy.dtype", "functools.partial"):
             return _recorder(full, Record)
         if full in ("torch.ScriptObject", "torch._C.ScriptObject"):
             return _recorder(full, PackedParams)
@@ -341,6 +342,10 @@ def _set(items: Any = ()) -> set[Any]:
     if not isinstance(items, (list, tuple)) or not all(isinstance(item, (str, int)) for item in items):
         raise CheckpointError("a set of something else than names and numbers")
     return set(items)
+
+
+def _scheme(number: Any) -> QScheme:
+    return QScheme(_integer(number, "a quantization scheme"))
 
 
 def _bytes(text: Any, encoding: Any) -> bytes:
