@@ -43,7 +43,7 @@ def codes(*shape: int) -> Tensor:
 
 
 def spatial(rank: int, channels: int = 4) -> tuple[int, ...]:
-    return (2, channels, *([9, 7, 6][:rank]))
+    return (2, channels, *([4, 3, 3][:rank]))
 
 
 def rank_of(name: str) -> int:
