@@ -71,8 +71,8 @@ struct Kernels {
   void (*finite_range)(const float* x, int64_t n, float* low, float* high);
   // Sum and sum of squares of codes, added to *sum and *squares.
   void (*sums)(const uint8_t* codes, bool is_signed, int64_t n, int64_t* sum, int64_t* squares);
-  // The same for every column of a row, in 32 bits: at most 32768 rows fit.
-  void (*add_sums)(const uint8_t* codes, bool is_signed, int64_t n, int32_t* sum, int32_t* squares);
+  // The same for each of n columns of `rows` rows that lie one after the other.
+  void (*column_sums)(const uint8_t* codes, bool is_signed, int64_t rows, int64_t n, int64_t* sum, int64_t* squares);
 
   void (*from_half)(const uint16_t* x, float* out, int64_t n);
   void (*from_bfloat16)(const uint16_t* x, float* out, int64_t n);

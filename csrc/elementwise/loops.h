@@ -239,21 +239,40 @@ void finite_range(const float* x, int64_t n, float* low, float* high) {
     if (x[i] - x[i] == 0.0f) merge(x[i], x[i]);  // an infinity minus itself is NaN
 }
 
+// The sums of kColumns columns stay in registers, in 32 bits for as many rows as fit, then in 64.
 template <class Code>
-inline void add_sums_of(const uint8_t* codes, int64_t n, int32_t* sum, int32_t* squares) {
-  for (int64_t i = 0; i < n; ++i) {
-    const int32_t code = static_cast<Code>(codes[i]);
-    sum[i] += code;
-    squares[i] += code * code;
+inline void column_sums_of(const uint8_t* codes, int64_t rows, int64_t n, int64_t* sum, int64_t* squares) {
+  constexpr int64_t kColumns = 32, kSafe = 32768;  // squares of 255 that fit 31 bits
+  for (int64_t column = 0; column < n; column += kColumns) {
+    const int64_t width = n - column < kColumns ? n - column : kColumns;
+    for (int64_t begin = 0; begin < rows; begin += kSafe) {
+      const int64_t end = rows - begin < kSafe ? rows : begin + kSafe;
+      int32_t first[kColumns] = {}, second[kColumns] = {};
+      const auto add_row = [&](const uint8_t* row, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+          const int32_t code = static_cast<Code>(row[i]);
+          first[i] += code;
+          second[i] += code * code;
+        }
+      };
+      if (width == kColumns)
+        for (int64_t r = begin; r < end; ++r) add_row(codes + r * n + column, kColumns);
+      else
+        for (int64_t r = begin; r < end; ++r) add_row(codes + r * n + column, width);
+      for (int64_t i = 0; i < width; ++i) {
+        sum[column + i] += first[i];
+        squares[column + i] += second[i];
+      }
+    }
   }
 }
 
-void add_sums(const uint8_t* codes, bool is_signed, int64_t n, int32_t* sum, int32_t* squares) {
-  (is_signed ? add_sums_of<int8_t> : add_sums_of<uint8_t>)(codes, n, sum, squares);
+void column_sums(const uint8_t* codes, bool is_signed, int64_t rows, int64_t n, int64_t* sum, int64_t* squares) {
+  (is_signed ? column_sums_of<int8_t> : column_sums_of<uint8_t>)(codes, rows, n, sum, squares);
 }
 
 constexpr Kernels kTable = {
     quantize,     quantize_each, quantize_shifted, dequantize,   dequantize_each, affine,        affine_each,
     affine_twice, add_codes,     mul_codes,        mul_one,      lookup,          finite_range,  sums,
-    add_sums,     from_half,     from_bfloat16,    to_half,      to_bfloat16,
+    column_sums,  from_half,     from_bfloat16,    to_half,      to_bfloat16,
 };

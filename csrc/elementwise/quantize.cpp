@@ -66,7 +66,9 @@ struct Period {
   template <class T, class Value>
   std::vector<T> spread(Channels view, Value&& value) const {
     std::vector<T> out(static_cast<size_t>(length * repeats));
-    for (int64_t i = 0; i < length * repeats; ++i) out[i] = static_cast<T>(value((i / view.inner) % view.count));
+    for (int64_t c = 0; c < view.count; ++c)
+      std::fill_n(out.begin() + c * view.inner, view.inner, static_cast<T>(value(c)));
+    for (int64_t r = 1; r < repeats; ++r) std::copy_n(out.begin(), length, out.begin() + r * length);
     return out;
   }
 

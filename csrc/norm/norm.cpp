@@ -80,20 +80,13 @@ void of_columns(Input x, int64_t begin, Shape shape, int64_t groups, Statistics*
                           1, x.zero_point);
     return;
   }
-  constexpr int64_t kSafe = 32768;
-  const Kernels& k = kernels();
-  const auto* codes = static_cast<const uint8_t*>(x.codes) + begin;
-  std::vector<int32_t> sum(static_cast<size_t>(channels)), squares(sum.size());
+  std::vector<int64_t> sum(static_cast<size_t>(channels)), squares(sum.size());
+  kernels().column_sums(static_cast<const uint8_t*>(x.codes) + begin, x.type == Type::i8, shape.spatial, channels,
+                        sum.data(), squares.data());
   std::vector<int64_t> group_sum(static_cast<size_t>(groups)), group_squares(group_sum.size());
-  for (int64_t row = 0; row < shape.spatial;) {
-    std::fill(sum.begin(), sum.end(), 0);
-    std::fill(squares.begin(), squares.end(), 0);
-    for (const int64_t end = std::min(shape.spatial, row + kSafe); row < end; ++row)
-      k.add_sums(codes + row * channels, x.type == Type::i8, channels, sum.data(), squares.data());
-    for (int64_t c = 0; c < channels; ++c) {
-      group_sum[c / members] += sum[c];
-      group_squares[c / members] += squares[c];
-    }
+  for (int64_t c = 0; c < channels; ++c) {
+    group_sum[c / members] += sum[c];
+    group_squares[c / members] += squares[c];
   }
   for (int64_t g = 0; g < groups; ++g)
     out[g] = from_sums(group_sum[g], group_squares[g], x.zero_point, members * shape.spatial);
