@@ -19,4 +19,20 @@ void round(const void* x, Type type, Channels view, const ChannelGrid& grid, int
 // out = grad * mask
 void pass(const void* grad, Type type, const uint8_t* mask, int64_t n, void* out, const Parallel& parallel);
 
+// The finite range of each channel as float32, merged into low[c] and high[c]; returns whether all values were finite.
+bool ranges(const void* x, Type type, Channels view, float* low, float* high, const Parallel& parallel);
+
+// v + c * (batch - v) in float32; an infinite v is "nothing yet", an infinite batch "nothing now".
+float moving_average(float old, float batch, double constant);
+
+struct Codes {
+  int64_t low;
+  int64_t high;
+  bool symmetric;
+  int64_t middle;  // the zero point of a symmetric grid
+};
+
+// The grid of a range, as zeropoint.ops.fake_quantize.moving_average_qparams makes it; (1, 0) for low > high.
+void grid_of(float low, float high, Codes codes, float eps, float* scale, int32_t* zero_point);
+
 }  // namespace zeropoint::fake_quantize

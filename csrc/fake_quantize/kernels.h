@@ -20,6 +20,8 @@ struct Kernels {
   void (*round)(const float* x, float* y, uint8_t* mask, int64_t n, Steps steps);
   // out = grad * mask, where the mask is 0 or 1
   void (*pass)(const float* grad, const uint8_t* mask, float* out, int64_t n);
+  // Merges the finite values into *low and *high; returns whether all were finite.
+  bool (*range)(const float* x, int64_t n, float* low, float* high);
 };
 
 const Kernels& kernels();

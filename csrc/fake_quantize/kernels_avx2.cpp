@@ -1,6 +1,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include <limits>
+
 #include "fake_quantize/kernels.h"
 #include "fake_quantize/tail.h"
 
@@ -52,10 +54,30 @@ void pass(const float* grad, const uint8_t* mask, float* out, int64_t n) {
   pass_with_tail<kBlock>(pass_blocks, grad, mask, out, n);
 }
 
+bool range(const float* x, int64_t n, float* low, float* high) {
+  const __m256 infinity = _mm256_set1_ps(std::numeric_limits<float>::infinity());
+  const __m256 sign = _mm256_set1_ps(-0.0f), none = _mm256_sub_ps(_mm256_setzero_ps(), infinity);
+  __m256 least[2] = {infinity, infinity}, most[2] = {none, none}, all = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (int j = 0; j < 2; ++j) {
+      const __m256 v = _mm256_loadu_ps(x + i + 8 * j);
+      const __m256 finite = _mm256_cmp_ps(_mm256_andnot_ps(sign, v), infinity, _CMP_LT_OQ);
+      least[j] = _mm256_min_ps(least[j], _mm256_blendv_ps(infinity, v, finite));
+      most[j] = _mm256_max_ps(most[j], _mm256_blendv_ps(none, v, finite));
+      all = _mm256_and_ps(all, finite);
+    }
+  }
+  alignas(32) float ends[16];
+  _mm256_store_ps(ends, _mm256_min_ps(least[0], least[1]));
+  _mm256_store_ps(ends + 8, _mm256_max_ps(most[0], most[1]));
+  return merge_range(ends, ends + 8, 8, x + i, n - i, low, high) && _mm256_movemask_ps(all) == 0xff;
+}
+
 }  // namespace
 
 const Kernels& kernels_avx2() {
-  static const Kernels table{round, pass};
+  static const Kernels table{round, pass, range};
   return table;
 }
 

@@ -1,6 +1,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include <limits>
+
 #include "fake_quantize/kernels.h"
 #include "fake_quantize/tail.h"
 
@@ -40,10 +42,31 @@ void pass(const float* grad, const uint8_t* mask, float* out, int64_t n) {
   pass_with_tail<kBlock>(pass_blocks, grad, mask, out, n);
 }
 
+bool range(const float* x, int64_t n, float* low, float* high) {
+  const __m512 infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
+  const __m512 none = _mm512_sub_ps(_mm512_setzero_ps(), infinity);
+  __m512 least[2] = {infinity, infinity}, most[2] = {none, none};
+  __mmask16 all = 0xffff;
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    for (int j = 0; j < 2; ++j) {
+      const __m512 v = _mm512_loadu_ps(x + i + 16 * j);
+      const __mmask16 finite = _mm512_cmp_ps_mask(_mm512_abs_ps(v), infinity, _CMP_LT_OQ);
+      least[j] = _mm512_mask_min_ps(least[j], finite, least[j], v);
+      most[j] = _mm512_mask_max_ps(most[j], finite, most[j], v);
+      all = static_cast<__mmask16>(all & finite);
+    }
+  }
+  alignas(64) float ends[32];
+  _mm512_store_ps(ends, _mm512_min_ps(least[0], least[1]));
+  _mm512_store_ps(ends + 16, _mm512_max_ps(most[0], most[1]));
+  return merge_range(ends, ends + 16, 16, x + i, n - i, low, high) && all == 0xffff;
+}
+
 }  // namespace
 
 const Kernels& kernels_avx512() {
-  static const Kernels table{round, pass};
+  static const Kernels table{round, pass, range};
   return table;
 }
 

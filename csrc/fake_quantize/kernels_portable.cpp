@@ -16,7 +16,7 @@ void pass(const float* grad, const uint8_t* mask, float* out, int64_t n) {
 }  // namespace
 
 const Kernels& kernels_portable() {
-  static const Kernels table{round, pass};
+  static const Kernels table{round, pass, range_of<float>};
   return table;
 }
 

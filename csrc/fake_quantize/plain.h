@@ -1,4 +1,4 @@
-// Fake quantize of one value in plain C++: for float64, for floating zero points, and where no instruction set helps.
+// Fake quantize of one value, and ranges, in plain C++: for float64, for floating zero points, and where no instruction set helps.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -13,6 +13,20 @@ inline uint8_t round_one(T x, T* y, T inverse, T scale, T shift, T low, T high) 
   const T inside = below > high ? high : below;
   *y = (inside - shift + T{0}) * scale;
   return low <= place && place <= high;
+}
+
+template <class T>
+inline bool range_of(const T* x, int64_t n, T* low, T* high) {
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!std::isfinite(x[i])) {
+      finite = false;
+      continue;
+    }
+    *low = x[i] < *low ? x[i] : *low;
+    *high = x[i] > *high ? x[i] : *high;
+  }
+  return finite;
 }
 
 }  // namespace zeropoint::fake_quantize

@@ -26,4 +26,21 @@ inline void pass_with_tail(Blocks blocks, const float* grad, const uint8_t* mask
   for (int64_t i = whole; i < n; ++i) out[i] = grad[i] * static_cast<float>(mask[i]);
 }
 
+// Merges the lanes of two vectors, and the values after the last whole block, into *low and *high.
+inline bool merge_range(const float* least, const float* most, int lanes, const float* rest, int64_t n, float* low,
+                        float* high) {
+  for (int i = 0; i < lanes; ++i) {
+    *low = least[i] < *low ? least[i] : *low;
+    *high = most[i] > *high ? most[i] : *high;
+  }
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) {
+    const bool number = rest[i] - rest[i] == 0.0f;
+    finite &= number;
+    *low = number && rest[i] < *low ? rest[i] : *low;
+    *high = number && rest[i] > *high ? rest[i] : *high;
+  }
+  return finite;
+}
+
 }  // namespace

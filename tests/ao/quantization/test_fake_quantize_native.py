@@ -9,6 +9,7 @@ from zeropoint.ops.fake_quantize import (
     fake_quantize_backward_reference,
     fake_quantize_per_channel_reference,
     fake_quantize_per_tensor_reference,
+    moving_average_observe_reference,
 )
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -83,3 +84,53 @@ def test_mismatched_sizes_are_errors():
         call.fake_quantize_per_tensor(torch.zeros(2), torch.ones(2), torch.zeros(1), 0, 1)
     with pytest.raises(RuntimeError, match="axis 3"):
         call.fake_quantize_per_channel(torch.zeros(2), torch.ones(2), torch.zeros(2), 3, 0, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+@pytest.mark.parametrize("codes", [(-128, 127, True, 0), (0, 255, False, 0), (0, 255, True, 128)], ids=str)
+def test_statistics_averages_and_grids(isa, dtype, axis, codes):
+    low, high, symmetric, middle = codes
+    shape = (5, 7, 40)
+    channels = 1 if axis is None else shape[axis]
+    states = []
+    for _ in range(2):
+        ends = [torch.full((channels,), sign * float("inf")) for sign in (1.0, -1.0)]
+        ends = [end[0] if axis is None else end for end in ends]
+        states.append([*ends, torch.ones(channels), torch.zeros(channels, dtype=torch.int32)])
+    settings = (torch.tensor([2.0**-23]), 0.3, low, high, axis, symmetric, middle)
+    batches = [samples(*shape, dtype=dtype), torch.rand(shape).to(dtype), torch.zeros(shape, dtype=dtype)]
+    batches += [samples(5, 7, 80, dtype=dtype)[:, :, ::2], -batches[1] * 1e-6, torch.full(shape, 6e4, dtype=dtype)]
+    batches += [torch.empty((channels, 0) if axis == 0 else (0, channels, channels), dtype=dtype)]
+    for i, x in enumerate(batches):
+        ignored = torch.ops.zeropoint.moving_average_observe(x, *states[0], *settings, i != 2)
+        assert bool(ignored) == bool(moving_average_observe_reference(x, *states[1], *settings, i != 2))
+        for ours, expected in zip(*states, strict=True):
+            assert same_bits(ours, expected)
+
+
+def test_one_sided_and_tiny_ranges_have_the_references_grid(isa):
+    for value in (0.0, 1.0, -1.0, 1e-6, -1e-6, 3e38, -3e38, 1e-40):
+        for symmetric, eps in ((True, 2.0**-23), (False, 2.0**-23), (True, 2.0**-12), (False, 2.0**-12)):
+            states = [
+                [
+                    torch.tensor(float("inf")),
+                    torch.tensor(-float("inf")),
+                    torch.ones(1),
+                    torch.zeros(1, dtype=torch.int32),
+                ]
+                for _ in range(2)
+            ]
+            settings = (torch.tensor([eps]), 0.3, -127, 127, None, symmetric, 0, True)
+            x = torch.tensor([value, value / 2])
+            torch.ops.zeropoint.moving_average_observe(x, *states[0], *settings)
+            moving_average_observe_reference(x, *states[1], *settings)
+            assert all(same_bits(ours, expected) for ours, expected in zip(*states, strict=True))
+
+
+def test_statistics_of_another_size_are_an_error():
+    state = [torch.zeros(3), torch.zeros(3), torch.ones(3), torch.zeros(3, dtype=torch.int32)]
+    with pytest.raises(RuntimeError, match="one a channel"):
+        torch.ops.zeropoint.moving_average_observe(
+            torch.zeros(4, 2), *state, torch.ones(1), 0.1, 0, 255, 0, False, 0, True
+        )
