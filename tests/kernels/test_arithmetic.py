@@ -95,6 +95,15 @@ class TestBinary:
             both(name, a, 0.1, 2, b, scale, -3, 0.1, 1, -128, 127, torch.int8)
             both(name, a, 0.1, 2, b, 0.1, -3, scale, 1, -128, 127, torch.int8)
 
+    @pytest.mark.parametrize("factor", [2.0**7, 2.0**8, 2.0**9, 2.0**17, 2.0**18, 2.0**19, 2.0**31, float("inf")])
+    def test_where_the_byte_loops_hand_over(self, name: str, factor: float) -> None:
+        """The loops over bytes take moderate factors and zero points only; beyond, the result is still the same."""
+        a, b = codes((300,), torch.uint8), codes((300,), torch.int8)
+        for zero in (0, 1024, -1024, 1025, 10**6):
+            for sign in (1.0, -1.0):
+                both(name, a, factor, zero, b, sign, -3, 1.0, 1, -128, 127, torch.int8)
+                both(name, a, factor, zero, b, sign * factor, -3, 1.0, 1, -128, 127, torch.int8)
+
 
 @pytest.mark.usefixtures("isa", "threads")
 @pytest.mark.parametrize("name", ["add", "mul"])
