@@ -8,6 +8,8 @@ import warnings
 from importlib import import_module
 from pathlib import Path
 
+from benchmarks.harness import SETTINGS
+
 SUITES = {
     "quantized_packing": "packed weights: direct, cached, rebuilt; fused and separate rectification",
     "linear": "linear layers of real networks, static and dynamic",
@@ -29,7 +31,12 @@ def main() -> int:
         help="; ".join(f"{name}: {what}" for name, what in SUITES.items()),
     )
     parser.add_argument("--quick", action="store_true", help="few cases, to see that a suite runs; writes nothing")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads, default 1 2")
+    parser.add_argument(
+        "--clock", choices=("wall", "cpu"), default="wall", help="cpu: where others use the machine too"
+    )
     arguments = parser.parse_args()
+    SETTINGS.threads, SETTINGS.clock = tuple(arguments.threads), arguments.clock
     warnings.filterwarnings("ignore", message=".*torch.ao.quantization is deprecated.*")
     warnings.filterwarnings("ignore", message=".*deprecated and will be removed.*")
     sys.path.append(str(Path(__file__).parent.parent / "examples"))

@@ -9,7 +9,7 @@ from torch import nn
 
 import zeropoint.ao
 from benchmarks import peers
-from benchmarks.harness import Suite, threads
+from benchmarks.harness import SETTINGS, Suite, threads
 
 SHAPES = {  # inputs, outputs, kernel, stride, groups, height and width
     "ResNet-18 stem 7x7": (3, 64, 7, 2, 1, 224),
@@ -28,7 +28,7 @@ def run(quick: bool = False) -> Suite:
     for name, (inputs, outputs, kernel, stride, groups, size) in list(SHAPES.items())[: 1 if quick else None]:
         layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups).eval()
         x = torch.randn(1, inputs, size, size).to(memory_format=torch.channels_last)
-        for count in (1, 2):
+        for count in SETTINGS.threads:
             with threads(count):
                 _case(suite, f"{name}, {count} thread(s)", layer, x, count)
     return suite

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import zeropoint as zp
 from benchmarks import peers
-from benchmarks.harness import Suite, threads
+from benchmarks.harness import SETTINGS, Suite, threads
 from zeropoint.ops import activation, arithmetic, norm
 
 Call = Callable[[], object]
@@ -22,7 +22,7 @@ A, B, OUT = (0.03, 120), (0.04, 130), (0.06, 125)
 
 def run(quick: bool = False) -> Suite:
     suite = Suite("elementwise", "Element-wise operations, pooling and norms on uint8 codes")
-    for count in (1, 2):
+    for count in SETTINGS.threads:
         with threads(count):
             cases = {**_affine(), **_arithmetic(), **_norms()}
             theirs: dict[str, Call] = {}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import zeropoint.ao
 import zeropoint.ao.quantization
 from benchmarks import peers
-from benchmarks.harness import Suite, threads
+from benchmarks.harness import SETTINGS, Suite, threads
 
 ACTIVATION, WEIGHT = (8, 64, 56, 56), (512, 256, 3, 3)
 
@@ -25,7 +25,7 @@ def run(quick: bool = False) -> Suite:
     except peers.Absent as error:
         suite.missing("torch.ao", error)
     inputs = {"activation": torch.randn(ACTIVATION), "weight": torch.randn(WEIGHT)}
-    for count in (1, 2):
+    for count in SETTINGS.threads:
         with threads(count):
             for case, (kind, make) in list(_modules().items())[: 2 if quick else None]:
                 x = inputs[kind]

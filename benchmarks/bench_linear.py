@@ -9,7 +9,7 @@ from torch import nn
 
 import zeropoint.ao
 from benchmarks import peers
-from benchmarks.harness import Suite, threads
+from benchmarks.harness import SETTINGS, Suite, threads
 
 SHAPES = {  # rows, inputs, outputs
     "classifier, EfficientNet-Lite0": (1, 1280, 1000),
@@ -25,7 +25,7 @@ def run(quick: bool = False) -> Suite:
     suite = Suite("linear", "Linear layers, int8 and float32")
     for name, (rows, inputs, outputs) in list(SHAPES.items())[: 1 if quick else None]:
         layer, x = nn.Linear(inputs, outputs).eval(), torch.randn(rows, inputs)
-        for count in (1, 2):
+        for count in SETTINGS.threads:
             with threads(count):
                 _static(suite, f"static: {name}, {count} thread(s)", layer, x, count)
                 _dynamic(suite, f"dynamic: {name}, {count} thread(s)", layer, x, count)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import zeropoint.ao
 from benchmarks import models, peers
-from benchmarks.harness import Suite, threads
+from benchmarks.harness import SETTINGS, Suite, threads
 
 
 def run(quick: bool = False) -> Suite:
@@ -81,7 +81,7 @@ def _convolutional(
         onnx = None
         suite.missing("ONNX Runtime", error)
         suite.missing("OpenVINO", error)
-    for count in (1, 2):
+    for count in SETTINGS.threads:
         here = dict(networks)
         if onnx:
             here["ONNX Runtime int8"] = onnx.session(count)
@@ -122,7 +122,7 @@ def _minilm(suite: Suite) -> None:
             suite.missing(f"torch.ao {engine}", error)
     texts, _ = data.lee_documents()
     tokenize = minilm.tokenizer()
-    for count in (1, 2):
+    for count in SETTINGS.threads:
         with threads(count):
             for batch in (1, 8):
                 inputs = tokenize(texts[:batch])

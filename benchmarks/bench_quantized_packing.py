@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Suite, in_turn, table
+from benchmarks.harness import SETTINGS, Suite, in_turn, table, threads
 from zeropoint import backends
 from zeropoint.ops.linear import linear_reference
 
@@ -52,9 +52,15 @@ def run(quick: bool = False) -> Suite:
         suite.missing("zeropoint", "the native library is not built")
         return suite
     best = backends.active_isa()
+    with threads(max(SETTINGS.threads)):
+        _measure(suite, best, SHAPES[:1] if quick else SHAPES)
+    return suite
+
+
+def _measure(suite: Suite, best: str, shapes: tuple[tuple[int, int, int], ...]) -> None:
     head = ["M x N x K", "direct us", "cached us", "rebuild us", "direct/cached", "fused us", "separate us"]
     rows = [head]
-    for m, n, k in SHAPES[:1] if quick else SHAPES:
+    for m, n, k in shapes:
         operands = _operands(m, n, k)
         packed = torch.ops.zeropoint.linear_pack(operands[3])
         peers = {
@@ -92,4 +98,3 @@ def run(quick: bool = False) -> Suite:
         cells = [us["direct"], us["cached"], us["rebuild"], ratio, us["fused"], us["separate"]]
         rows.append([f"{m} x {n} x {k}", *map(str, cells)])
     print("\n" + table(rows))
-    return suite
