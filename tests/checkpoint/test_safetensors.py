@@ -156,6 +156,20 @@ def test_an_old_checkpoint_converted(path: Path) -> None:
     assert found["5.weight_scale"].shape == (5,)
 
 
+def test_recurrent_layers_and_embeddings_converted(path: Path) -> None:
+    summary = checkpoint.convert_file(FIXTURES / "dynamic.pt", path)
+    assert summary.left == {"epoch": "beside the state dict"}
+    found = checkpoint.load_file(path)
+    cell = checkpoint.load(FIXTURES / "dynamic.pt")["state_dict"]["lstm._all_weight_values.1.param"].cell()
+    for part, value in cell.items():
+        assert torch.equal(found[f"lstm._all_weight_values.1.param.{part}"], value)
+    assert found["cell.weight_ih"].dtype == zp.qint8
+    assert found["cell.bias_hh"].shape == (12,)
+    summary = checkpoint.convert_file(FIXTURES / "embedding.pt", path, key="bag")
+    assert summary.modules == {"": "Embedding, one grid a row"}
+    assert checkpoint.load_file(path)["weight"].shape == (6, 8)
+
+
 def test_where_the_state_dict_is(path: Path, tmp_path: Path) -> None:
     weights = {"w": torch.ones(2)}
     for name, held in {"one": {"epoch": 3, "net": weights}, "two": {"a": weights, "b": weights}, "list": [1]}.items():

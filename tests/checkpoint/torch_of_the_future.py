@@ -147,6 +147,37 @@ def dynamic_linear(ending: str) -> None:
     assert (reduced(layer)(known["linear_input"]) - known["linear"]).abs().max() < 1e-6
 
 
+def signal_to_noise(found: torch.Tensor, known: torch.Tensor) -> float:
+    return float(10 * torch.log10(known.square().sum() / (found - known).square().sum()))
+
+
+@both
+def recurrent_weights(ending: str) -> None:
+    """A float LSTM and a float GRU with the weights in the file compute what torch.ao's did with codes."""
+    state, known = load("dynamic", ending)["state_dict"], EXPECTED["dynamic"]
+    lstm, gru = nn.LSTM(6, 5, num_layers=2, bidirectional=True), nn.GRU(10, 4)
+    for name, layer, suffixes in (("lstm", lstm, ("l0", "l0_reverse", "l1", "l1_reverse")), ("gru", gru, ("l0",))):
+        for number, suffix in enumerate(suffixes):
+            cell = state[f"{name}._all_weight_values.{number}.param"].cell()
+            for part, value in cell.items():
+                real = value.dequantize() if isinstance(value, zp.QTensor) else value.detach()
+                assert isinstance(value, zp.QTensor) == part.startswith("weight"), part
+                getattr(layer, f"{part}_{suffix}").data.copy_(real)
+    with torch.no_grad():
+        assert signal_to_noise(lstm(known["input"])[0], known["lstm"]) > 30
+        assert signal_to_noise(gru(known["lstm"])[0], known["gru"]) > 30
+
+
+@both
+def embedding_rows(ending: str) -> None:
+    state, known = load("embedding", ending), EXPECTED["embedding"]
+    rows = state["one"]["_packed_params._packed_weight"].dequantize()
+    assert (rows[known["index"]] - known["one"]).abs().max() < 1e-5  # torch.ao rounds the products otherwise
+    rows = state["bag"]["_packed_params._packed_weight"].dequantize()
+    sums = torch.stack([rows[known["index"][:2]].sum(0), rows[known["index"][2:]].sum(0)])
+    assert (sums - known["bag"]).abs().max() < 1e-5
+
+
 def main() -> None:
     outcomes = {}
     for name, function in CHECKS.items():

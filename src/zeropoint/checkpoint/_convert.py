@@ -9,7 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -28,7 +28,8 @@ class ConversionSummary:
     Attributes:
         tensors: names of plain tensors, taken over as they were.
         quantized: names of quantized tensors, with a word on their grid.
-        modules: paths of ``torch.ao`` modules whose packed parameters were unpacked, with their kind.
+        modules: paths of ``torch.ao`` modules whose packed parameters were unpacked, with their kind. Recurrent
+            layers become quantized tensors ``….weight_ih``, ``….weight_hh`` beside ``….bias_ih``, ``….bias_hh``.
         left: names of what was left out, with the reason.
     """
 
@@ -77,7 +78,8 @@ def convert_state_dict(state_dict: Mapping[str, Any]) -> tuple[OrderedDict[str, 
     return state, summary
 
 
-_LINEAR = "_packed_params._packed_params"
+_LINEAR: Final = "_packed_params._packed_params"
+_EMBEDDING: Final = "_packed_params._packed_weight"
 
 
 def _flatten_modules(state: dict[str, Any]) -> dict[str, str]:
@@ -92,15 +94,47 @@ def _flatten_modules(state: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in list(state.items()):
         if name.endswith(_LINEAR):
-            prefix, axis, kind = name.removesuffix(_LINEAR), 0, "Linear"
+            prefix = name.removesuffix(_LINEAR)
+            flatten_packed_params(state, prefix, 0)
+            found[prefix.removesuffix(".")] = f"Linear, {_grid_of(state, prefix)}"
+        elif name.endswith(_EMBEDDING) and isinstance(value, QTensor):
+            prefix = name.removesuffix(_EMBEDDING)
+            state[f"{prefix}weight"] = state.pop(name)
+            state.pop(f"{prefix}_packed_params.dtype", None)
+            found[prefix.removesuffix(".")] = "Embedding, one grid a row"
+        elif isinstance(value, PackedParams):
+            _flatten_recurrent(state, name, value, found)
         elif isinstance(value, QTensor) and name.endswith("weight") and name.removesuffix("weight") + "scale" in state:
-            prefix, axis, kind = name.removesuffix("weight"), value.axis or 0, "convolution"
-        else:
-            continue
-        if flatten_packed_params(state, prefix, axis):
-            grid = "per channel" if state[prefix + "weight_scale"].dim() else "per tensor"
-            found[prefix.removesuffix(".")] = f"{kind}, {grid}"
+            prefix = name.removesuffix("weight")
+            flatten_packed_params(state, prefix, value.axis or 0)
+            found[prefix.removesuffix(".")] = f"convolution, {_grid_of(state, prefix)}"
     return found
+
+
+def _grid_of(state: dict[str, Any], prefix: str) -> str:
+    if state.get(f"{prefix}bias", False) is None:
+        del state[f"{prefix}bias"]
+    scale = state.get(f"{prefix}weight_scale")
+    if scale is None:
+        return "float16"
+    return "per channel" if scale.dim() else "per tensor"
+
+
+def _flatten_recurrent(state: dict[str, Any], name: str, value: PackedParams, found: dict[str, str]) -> None:
+    """One direction of a layer of an LSTM or a GRU, or one half of a cell; other packed parameters stay."""
+    path, _, leaf = name.rpartition(".")
+    if value.kind == "CellParamsBase":
+        parts = {f"{name}.{part}": tensor for part, tensor in value.cell().items()}
+        found[path] = "a direction of an LSTM or GRU"
+    elif leaf in ("_packed_weight_ih", "_packed_weight_hh"):
+        prefix, side = name.removesuffix(leaf), leaf.removeprefix("_packed_weight_")
+        weight, bias = value.weight_bias()
+        parts = {f"{prefix}weight_{side}": weight, f"{prefix}bias_{side}": bias}
+        found[path] = "a recurrent cell"
+    else:
+        return
+    del state[name]
+    state.update({part: tensor for part, tensor in parts.items() if tensor is not None})
 
 
 def convert_file(
