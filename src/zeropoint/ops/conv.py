@@ -140,7 +140,10 @@ def _conv_meta(
     out_dtype: torch.dtype,
     packed: Tensor | None,
 ) -> Tensor:
-    sizes = _check_conv(x, weight, weight_scale, weight_zero_point, bias, stride, padding, dilation, groups, out_dtype)
+    sizes = _check_conv(
+        *(x, x_zero_point, weight, weight_scale, weight_zero_point, bias, stride, padding, dilation, groups),
+        *(out_zero_point, out_min, out_max, out_dtype),
+    )
     return x.new_empty((x.shape[0], *sizes, weight.shape[0]), dtype=out_dtype).movedim(-1, 1)
 
 
