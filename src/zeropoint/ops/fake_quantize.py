@@ -224,8 +224,9 @@ def moving_average_observe_reference(
             moving.copy_(moving_average(moving, narrow(end).reshape(moving.shape), averaging_constant))
     if update_grid:
         seen = (min_val <= max_val).reshape(-1)
-        ends = (torch.where(seen, end.reshape(-1), 0.0) for end in (min_val, max_val))
-        grids = moving_average_qparams(*ends, quant_min, quant_max, symmetric=symmetric, zero_point=middle, eps=eps)
+        low = torch.where(seen, min_val.reshape(-1), 0.0)
+        high = torch.where(seen, max_val.reshape(-1), 0.0)
+        grids = moving_average_qparams(low, high, quant_min, quant_max, symmetric=symmetric, zero_point=middle, eps=eps)
         scale.copy_(torch.where(seen, grids[0], 1.0))
         zero_point.copy_(torch.where(seen, grids[1], 0))
     return ~torch.isfinite(x).all()
