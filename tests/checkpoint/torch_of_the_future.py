@@ -175,7 +175,7 @@ def embedding_rows(ending: str) -> None:
     assert (rows[known["index"]] - known["one"]).abs().max() < 1e-5  # torch.ao rounds the products otherwise
     rows = state["bag"]["_packed_params._packed_weight"].dequantize()
     sums = torch.stack([rows[known["index"][:2]].sum(0), rows[known["index"][2:]].sum(0)])
-    assert (sums - known["bag"]).abs().max() < 1e-5
+    assert (sums - known["bag"]).abs().max() < 0.01  # torch.ao keeps scales of 4-bit rows in float16
 
 
 def main() -> None:
