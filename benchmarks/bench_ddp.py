@@ -41,7 +41,7 @@ import zeropoint.distributed as zd
 from benchmarks.harness import RESULTS, machine, table
 
 ADDRESS, PORT = "10.77.0.{}", 29577  # of the namespaces' own network, which nothing outside them reaches
-HUB, HOST = "zeropoint-hub", "zeropoint-host{}"
+HUB, HOST = f"zeropoint-{os.getpid()}-hub", f"zeropoint-{os.getpid()}-host{{}}"
 REFERENCE = "allreduce, float32"
 OURS = ("quantized_allreduce, 8 bits", "quantized_allreduce, 4 bits")
 
