@@ -124,6 +124,16 @@ def test_one_long_list_used_for_everything_is_refused() -> None:
     assert "far more work" in refused(archive(pairs + calls + b"."))
 
 
+def test_packed_codes_unpacked_again_and_again_are_refused() -> None:
+    """Each time would take new memory."""
+    grid = (Global("torch", "per_tensor_affine"), 0.5, 0)
+    one = quantized(kind="QUInt4x2Storage", numel=100_000, size=(200_000,), stride=(1,), grid=grid)
+    codes = bytes(range(250)) * 400
+    found = checkpoint.load(archive([one], {"0": codes}))[0]
+    assert found.int_repr()[:6].tolist() == [0, 0, 1, 0, 2, 0]
+    assert "far more work" in refused(archive([one] * 20, {"0": codes}))
+
+
 def test_a_list_that_holds_itself_is_read() -> None:
     found = checkpoint.load(archive(b"]q\x00h\x00a."))
     assert found[0] is found

@@ -9,7 +9,7 @@ May import: ``dtypes``, ``tensor``, ``_records``, ``_unpickler``.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -110,27 +110,12 @@ class Allowed:
         full = f"{module}.{name}"
         if full in self._extra:
             return _recorder(full, SavedModule)
-        builders: Mapping[str, Callable[..., Any]] = {
-            "collections.OrderedDict": _ordered_dict,
-            "_codecs.encode": _bytes,
-            "builtins.set": _set,
-            "__builtin__.set": _set,
-            "numpy.core.multiarray.scalar": _numpy_number,
-            "numpy._core.multiarray.scalar": _numpy_number,
-            "torch.Size": _size,
-            "torch.device": _device,
-            "torch._utils._rebuild_tensor": _rebuild_tensor,
-            "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
-            "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
-            "torch._utils._rebuild_parameter": _rebuild_parameter,
-            "torch._utils._rebuild_parameter_with_state": _rebuild_parameter,
-            "torch._utils._rebuild_qtensor": self._rebuild_qtensor,
-            "torch._tensor._rebuild_from_type_v2": _rebuild_from_type,
-            "zeropoint.tensor._rebuild_qtensor": self._rebuild_own_qtensor,
-            "zeropoint.dtypes.QScheme": _scheme,
-        }
-        if full in builders:
-            return Builder(full, builders[full])
+        if full in _BUILDERS:
+            return Builder(full, _BUILDERS[full])
+        if full == "torch._utils._rebuild_qtensor":
+            return Builder(full, self._rebuild_qtensor)
+        if full == "zeropoint.tensor._rebuild_qtensor":
+            return Builder(full, self._rebuild_own_qtensor)
         if module in ("torch", "torch.cuda", "torch.storage") and name in _STORAGES:
             return _STORAGES[name]
         if full in ("numpy.dtype", "functools.partial"):
@@ -159,7 +144,7 @@ class Allowed:
     ) -> QTensor:
         if not isinstance(storage, Stored) or storage.kind.qdtype is None:
             raise CheckpointError("a quantized tensor over a storage that holds no codes")
-        codes = _codes(storage, offset, size, stride)
+        codes = self._codes(storage, offset, size, stride)
         if not isinstance(quantizer, tuple) or not quantizer or not isinstance(quantizer[0], QScheme):
             raise CheckpointError("a quantized tensor without a known scheme")
         if not quantizer[0].is_per_channel:
@@ -169,6 +154,18 @@ class Allowed:
         if len(quantizer) != 4:
             raise CheckpointError("a per-channel grid is scales, zero points and an axis")
         return self._on_channel_grid(codes, *quantizer[1:])
+
+    def _codes(self, storage: Stored, offset: Any, size: Any, stride: Any) -> Tensor:
+        kind = storage.kind
+        if kind.codes_per_byte == 1:
+            return _view(storage.data, kind.dtype, storage.numel, offset, size, stride)
+        # Codes narrower than a byte: one after the other, the first in the lowest bits.
+        self._budget.charge(storage.numel)
+        packed = _view(storage.data, torch.uint8, storage.numel, 0, (storage.numel,), (1,))
+        bits = 8 // kind.codes_per_byte
+        shifts = torch.arange(0, 8, bits, device=packed.device, dtype=torch.uint8)
+        codes = ((packed.unsqueeze(1) >> shifts) & (2**bits - 1)).flatten()
+        return _view(codes.untyped_storage(), torch.uint8, codes.numel(), offset, size, stride)
 
     def _rebuild_own_qtensor(self, codes: Any, scale: Any, zero_point: Any, axis: Any) -> QTensor:
         if not isinstance(codes, Tensor) or isinstance(codes, QTensor):
@@ -211,18 +208,6 @@ def _channel_values(values: Any, codes: Tensor) -> Tensor:
         raise CheckpointError("the scales and zero points of a per-channel grid must be numbers")
     floating = any(isinstance(value, float) for value in values)
     return torch.tensor(list(values), dtype=torch.float64 if floating else torch.int64, device=codes.device)
-
-
-def _codes(storage: Stored, offset: Any, size: Any, stride: Any) -> Tensor:
-    if storage.kind.codes_per_byte == 1:
-        return _view(storage.data, storage.kind.dtype, storage.numel, offset, size, stride)
-    # Codes narrower than a byte: row after row, the first code in the lowest bits.
-    per_byte = storage.kind.codes_per_byte
-    packed = _view(storage.data, torch.uint8, storage.numel, 0, (storage.numel,), (1,))
-    bits = 8 // per_byte
-    shifts = torch.arange(0, 8, bits, device=packed.device, dtype=torch.uint8)
-    codes = ((packed.unsqueeze(1) >> shifts) & (2**bits - 1)).flatten()
-    return _view(codes.untyped_storage(), torch.uint8, codes.numel(), offset, size, stride)
 
 
 # --- tensors ------------------------------------------------------------------------------------------------------
@@ -378,3 +363,23 @@ def _device(kind: Any, index: Any = None) -> torch.device:
 
 def _recorder(name: str, record: type[Record]) -> Builder:
     return Builder(name, lambda *args: record(name, args))
+
+
+_BUILDERS: Final[dict[str, Callable[..., Any]]] = {
+    "_codecs.encode": _bytes,
+    "builtins.set": _set,
+    "__builtin__.set": _set,
+    "collections.OrderedDict": _ordered_dict,
+    "numpy.core.multiarray.scalar": _numpy_number,
+    "numpy._core.multiarray.scalar": _numpy_number,
+    "torch.Size": _size,
+    "torch.device": _device,
+    "torch._tensor._rebuild_from_type_v2": _rebuild_from_type,
+    "torch._utils._rebuild_parameter": _rebuild_parameter,
+    "torch._utils._rebuild_parameter_with_state": _rebuild_parameter,
+    "torch._utils._rebuild_tensor": _rebuild_tensor,
+    "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
+    "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
+    "zeropoint.dtypes.QScheme": _scheme,
+}
+"""What is built for the functions and classes that torch's files name; quantized tensors need the budget too."""

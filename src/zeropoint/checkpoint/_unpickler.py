@@ -39,7 +39,7 @@ class Budget:
     """
 
     def __init__(self, size: int) -> None:
-        self._left = 1_000_000 + 16 * size
+        self._left = 1_000_000 + size
 
     def charge(self, amount: int) -> None:
         """Takes ``amount`` elements off. Raises CheckpointError when nothing is left."""
