@@ -131,8 +131,12 @@ def _arguments(cls: type, module: Any, children: dict[str, nn.Module]) -> dict[s
 
 def _read(module: Any, cls: type) -> dict[str, Any]:
     """What a module tells of the constructor arguments of a class."""
-    values = {name: _attribute(module, name) for name in inspect.signature(cls).parameters if name not in _SKIPPED}
-    return {name: value for name, value in values.items() if value is not None}
+    names = inspect.signature(cls).parameters
+    values = {name: _attribute(module, name) for name in names if name not in _SKIPPED}
+    chosen = {name: value for name, value in values.items() if value is not None}
+    if "weight" in names:  # normalizations take their affine parameters, not whether there are any
+        chosen.update({name: copy.deepcopy(getattr(module, name)) for name in ("weight", "bias")})
+    return chosen
 
 
 def _has_codes(module: Any) -> bool:

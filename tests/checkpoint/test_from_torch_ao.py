@@ -134,6 +134,26 @@ def test_dynamic_linear_layers() -> None:
     assert torch.allclose(ours(x), theirs(x), atol=1e-6)
 
 
+def test_normalizations() -> None:
+    layers = [nn.LayerNorm([4, 5]), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True), nn.InstanceNorm1d(4)]
+    model = nn.Sequential(tq.QuantStub(), *layers, tq.DeQuantStub()).eval()
+    model.qconfig = tq.get_default_qconfig(ENGINE)
+    tq.prepare(model, inplace=True)
+    model(torch.randn(8, 4, 5))
+    theirs = tq.convert(model)
+    ours = from_torch_ao(theirs)
+    assert_ours(ours)
+    x = theirs[0](torch.randn(3, 4, 5))
+    for i in range(1, 5):
+        mine = ours[i](from_codes(x))  # type: ignore[index]
+        x = theirs[i](x)
+        assert (mine.int_repr().int() - x.int_repr().int()).abs().max() <= 1
+
+
+def from_codes(x: Tensor) -> zp.QTensor:
+    return zp.QTensor.from_codes(x.int_repr(), x.q_scale(), x.q_zero_point())
+
+
 def test_a_module_that_stands_twice_in_a_model_does_so_afterwards() -> None:
     layer = tq.quantize_dynamic(nn.Sequential(nn.Linear(3, 3)))[0]
     ours = from_torch_ao(nn.ModuleDict({"a": layer, "b": nn.Sequential(layer)}))
