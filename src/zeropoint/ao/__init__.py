@@ -1,5 +1,5 @@
-"""Model optimization: quantization and its modules, at torch.ao's paths."""
+"""Model optimization: quantization, its modules and what it costs, at torch.ao's paths."""
 
-from zeropoint.ao import nn, quantization
+from zeropoint.ao import nn, ns, quantization
 
-__all__ = ["nn", "quantization"]
+__all__ = ["nn", "ns", "quantization"]
