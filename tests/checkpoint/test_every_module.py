@@ -185,19 +185,22 @@ def test_the_state_is_flat_plain_tensors_without_caches(name: str) -> None:
     assert record.state["_buffers"]["_packed"] is None
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
 @pytest.mark.parametrize("name", WEIGHTED)
-def test_a_stale_cache_is_impossible(name: str) -> None:
+def test_a_stale_cache_is_impossible(name: str, mode: Any) -> None:
     example = EXAMPLES[name]
-    module = used(example)
-    inputs = example.inputs()
-    before = example.call(module, *inputs)
-    with torch.no_grad():
+    with mode():
+        module = used(example)
+        inputs = example.inputs()
+        before = example.call(module, *inputs)
         weights(module).neg_()
+        if hasattr(module, "scale"):
+            module._buffers["scale"].mul_(2)  # type: ignore[union-attr]
+        after = example.call(module, *inputs)
+        assert not same(after, before)
     fresh = example.make()
     fresh.load_state_dict(module.state_dict())
-    after = example.call(module, *inputs)
     assert same(after, example.call(fresh, *inputs))
-    assert not same(after, before)
 
 
 @pytest.mark.parametrize("name", WEIGHTED)

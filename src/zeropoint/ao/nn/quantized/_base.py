@@ -39,6 +39,14 @@ def _version(tensor: Tensor) -> int:
         return -1
 
 
+def _counting(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy that counts its writes: those made under inference_mode do not."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
+
+
 def _is_unread(tensor: Tensor | None) -> bool:
     """Whether torch.load has made a tensor and not filled it yet: a stream holds values behind the objects."""
     return tensor is not None and getattr(tensor.untyped_storage(), "_torch_load_uninitialized", False)
@@ -178,7 +186,8 @@ class GridModule(QuantizedModule):
 
     def _derive_grid(self) -> None:
         """Reads the numbers of the forward pass off the buffers."""
-        scale, zero_point = cast(Tensor, self._buffers["scale"]), cast(Tensor, self._buffers["zero_point"])
+        scale, zero_point = (_counting(cast(Tensor, self._buffers[name])) for name in ("scale", "zero_point"))
+        self._buffers["scale"], self._buffers["zero_point"] = scale, zero_point
         self._grid_seen = (scale, _version(scale), zero_point, _version(zero_point))
         if scale.is_meta or zero_point.is_meta:
             self._grids = {}
@@ -310,7 +319,7 @@ class WeightedModule(QuantizedModule):
     # --- the packed weights ---
 
     def _repack(self) -> Tensor | None:
-        weight = cast(Tensor, self._buffers["weight"])
+        weight = self._buffers["weight"] = _counting(cast(Tensor, self._buffers["weight"]))
         self._packed_seen = (weight, _version(weight))
         self._buffers["_packed"] = None if weight.is_meta else self._pack(weight)
         return self._buffers["_packed"]
