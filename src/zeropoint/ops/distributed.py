@@ -46,6 +46,12 @@ def smallest_scale(x: Tensor) -> Tensor:
     return x.new_full((), SMALLEST_SCALE, dtype=torch.float32)
 
 
+def _require(fits: bool, what: str) -> None:
+    """As the native kernels do: received sizes are not trusted."""
+    if not fits:
+        raise RuntimeError(what)
+
+
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 
@@ -79,6 +85,8 @@ def row_quantize_reference(x: Tensor, qparams: Tensor, row: int) -> Tensor:
         qparams: float32 (2, rows): scales, and zero points as whole numbers.
         row: elements a row.
     """
+    rows = _rows(x.numel(), row)
+    _require(qparams.shape == (2, rows), f"row_quantize: qparams must be (2, {rows}), got {tuple(qparams.shape)}")
     scale, zero_point = qparams[:, :, None]
     return grid.quantize(_in_rows(x, row), scale, zero_point.to(torch.int64), 0, 255).to(torch.uint8)
 
@@ -95,6 +103,7 @@ def row_sum_reference(codes: Tensor, qparams: Tensor, length: int) -> Tensor:
         qparams: float32 (ranks, 2, rows).
         length: elements of the result, at most rows * row.
     """
+    _require(length <= codes[0].numel(), f"row_sum: {codes[0].numel()} codes a rank do not hold {length} elements")
     total = codes.new_zeros(codes.shape[1:], dtype=torch.float32)
     for own, (scale, zero_point) in zip(codes, qparams[..., None], strict=True):
         total += grid.dequantize(own, scale, zero_point.to(torch.int64), torch.float32)
@@ -132,6 +141,7 @@ def block_pack_reference(x: Tensor, chunks: int, bits: int, block: int, seed: in
     Returns:
         uint8 (chunks, bytes).
     """
+    _require_form("block_pack", bits, block)
     count = blocks_per_chunk(x.numel(), chunks, block)
     values = pad(x, (0, chunks * count * block - x.numel())).view(chunks * count, block)
     limit = 2 ** (bits - 1) - 1
@@ -149,8 +159,18 @@ def block_pack_reference(x: Tensor, chunks: int, bits: int, block: int, seed: in
     return torch.cat([scale.view(torch.uint8).view(chunks, -1), coded.view(chunks, -1)], dim=1)
 
 
-def _block_values(data: Tensor, bits: int, block: int) -> Tensor:
+def _require_form(who: str, bits: int, block: int) -> None:
+    _require(bits in (4, 8), f"{who}: bits must be 8 or 4, got {bits}")
+    _require(block >= 32 and block % 32 == 0, f"{who}: block must be a multiple of 32, got {block}")
+
+
+def _block_values(who: str, data: Tensor, bits: int, block: int) -> Tensor:
     """float32 (rows, elements) of packed rows."""
+    _require_form(who, bits, block)
+    _require(
+        data.dim() == 2 and data.shape[1] % block_bytes(bits, block) == 0,
+        f"{who}: rows of shape {tuple(data.shape)} do not hold whole blocks of {block_bytes(bits, block)} bytes",
+    )
     rows, count = data.shape[0], data.shape[1] // block_bytes(bits, block)
     scale = data[:, : 4 * count].contiguous().view(torch.float32)[:, :, None]
     coded = data[:, 4 * count :].reshape(rows, count, -1)
@@ -166,7 +186,7 @@ def _block_values(data: Tensor, bits: int, block: int) -> Tensor:
 )
 def block_sum_reference(data: Tensor, bits: int, block: int) -> Tensor:
     """The values of packed rows, added in order: float32, as long as one row's elements."""
-    values = _block_values(data, bits, block)
+    values = _block_values("block_sum", data, bits, block)
     total = torch.zeros_like(values[0])
     for own in values:
         total += own
@@ -179,4 +199,6 @@ def block_sum_reference(data: Tensor, bits: int, block: int) -> Tensor:
 )
 def block_unpack_reference(data: Tensor, bits: int, block: int, length: int) -> Tensor:
     """The first ``length`` values of packed rows, one row after the other: float32."""
-    return _block_values(data, bits, block).reshape(-1)[:length]
+    values = _block_values("block_unpack", data, bits, block).reshape(-1)
+    _require(length <= values.numel(), f"block_unpack: {values.numel()} elements do not hold {length}")
+    return values[:length]
