@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import SETTINGS, Suite, in_turn, table, threads
+from benchmarks.harness import SETTINGS, Suite, in_turn, summary, table, threads
 from zeropoint import backends
 from zeropoint.ops.linear import linear_reference
 
@@ -89,10 +89,10 @@ def _measure(suite: Suite, best: str, shapes: tuple[tuple[int, int, int], ...]) 
                 "n": n,
                 "k": k,
                 **{f"{name}_us": value for name, value in us.items()},
-                **{f"{name}_best_us": round(t.best * 1e6, 1) for name, t in times.items()},
                 "direct_over_cached": ratio,
                 "isa": best,
                 "threads": torch.get_num_threads(),
+                "peers": summary({"zeropoint" if name == "cached" else name: t for name, t in times.items()}),
             }
         )
         cells = [us["direct"], us["cached"], us["rebuild"], ratio, us["fused"], us["separate"]]

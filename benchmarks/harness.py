@@ -28,7 +28,7 @@ import torch
 
 from zeropoint import backends
 
-__all__ = ["RESULTS", "SETTINGS", "Suite", "Timing", "in_turn", "machine", "table", "threads"]
+__all__ = ["RESULTS", "SETTINGS", "Suite", "Timing", "in_turn", "machine", "summary", "table", "threads"]
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "zeropoint"
@@ -165,6 +165,19 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
+def summary(timings: Mapping[str, Timing], ours: str = OURS) -> dict[str, dict[str, float]]:
+    """What is kept of a case: microseconds, and how many times ``ours``'s best each best is."""
+    base = timings[ours].best if ours in timings else None
+    return {
+        name: {
+            "best_us": round(t.best * 1e6, 3),
+            "median_us": round(t.median * 1e6, 3),
+            **({"ratio_of_best": round(t.best / base, 3)} if base else {}),
+        }
+        for name, t in timings.items()
+    }
+
+
 class Suite:
     """The cases of one benchmark. ``add`` measures and prints one, ``finish`` writes the files."""
 
@@ -193,15 +206,7 @@ class Suite:
             ratio = f"{timing.best / ours.best:.2f}" if ours else ""
             rows.append([f"  {name}", duration(timing.best), duration(timing.median), ratio])
         print("\n" + table(rows), flush=True)
-        peers_out = {
-            name: {
-                "best_us": round(t.best * 1e6, 3),
-                "median_us": round(t.median * 1e6, 3),
-                **({"ratio_of_best": round(t.best / ours.best, 3)} if ours else {}),
-            }
-            for name, t in timings.items()
-        }
-        self.rows.append({"case": case, **(facts or {}), "peers": peers_out})
+        self.rows.append({"case": case, **(facts or {}), "peers": summary(timings)})
         return timings
 
     def finish(self) -> None:
@@ -240,16 +245,17 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
     for i, name in enumerate(names):
         at = [r + i * height for r, row in enumerate(rows) if name in row["peers"]]
         ratios = [row["peers"][name]["ratio_of_best"] for row in rows if name in row["peers"]]
-        bars = axes.barh(at, [max(r, 0.05) for r in ratios], height * 0.9, label=name)
+        bars = axes.barh(at, [r - 1 for r in ratios], height * 0.9, left=1, label=name)
         axes.bar_label(bars, [f"{r:.2f}" for r in ratios], padding=2, fontsize=7)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
+    axes.margins(x=0.08)
     axes.set_yticks([r + 0.4 - height / 2 for r in range(len(rows))], [row["case"] for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("time / zeropoint's time (right of the line: zeropoint is faster)")
     about = report["machine"]
     where = f"{about['cpu']}, {about['cores']} cores, {about['clock']} time, {about['date']}"
     axes.set_title(f"{report['title']}\n{where}", fontsize=10)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
