@@ -134,6 +134,19 @@ def test_packed_codes_unpacked_again_and_again_are_refused() -> None:
     assert "far more work" in refused(archive([one] * 20, {"0": codes}))
 
 
+def test_a_quantized_tensor_where_a_name_should_be() -> None:
+    """It may not be compared with anything."""
+    q = emit(quantized())
+    assert "something else than a storage" in refused(archive(b"\x80\x02(" + q + b"K\x01K\x01K\x01K\x01tQ.", SIX))
+    assert "as a dict's or a set's key" in refused(archive(b"\x80\x02}(" + q + b"K\x01u.", SIX))
+    packed = emit(Global("torch", "ScriptObject")) + b")\x81("
+    cell = checkpoint.load(archive(packed + b"(" + q + b"))))t" + emit("x.CellParamsBase") + b"tb.", SIX))
+    with pytest.raises(CheckpointError, match="no recurrent layer"):
+        cell.cell()
+    module = emit(Global("torch.nn.modules.linear", "Linear")) + b")\x81}(" + emit("_non_persistent_buffers_set") + q
+    assert checkpoint.load(archive(module + b"ub.", SIX)).state_dict() == {}
+
+
 def test_a_list_that_holds_itself_is_read() -> None:
     found = checkpoint.load(archive(b"]q\x00h\x00a."))
     assert found[0] is found

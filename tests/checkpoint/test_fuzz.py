@@ -71,10 +71,21 @@ def _touch_record(record: Record) -> None:
         _touch((args, state))
 
 
+def _convert(found: Any) -> None:
+    """What ``convert_file`` does with what was read."""
+    state = found.get("state_dict", found) if isinstance(found, dict) else found
+    with contextlib.suppress(CheckpointError):
+        if isinstance(state, SavedModule):
+            state = state.state_dict()
+        if isinstance(state, dict) and all(isinstance(name, str) for name in state):
+            checkpoint.convert_state_dict(state)
+
+
 def _outcomes(count: int) -> dict[str, int]:
     global _watching
     contents = [path.read_bytes() for path in FILES]
     for content in contents:
+        _convert(checkpoint.load(content))
         _touch(checkpoint.load(content))  # imports what reading needs, before imports are watched
     outcomes = {"read": 0, "refused": 0}
     for seed in range(count):
@@ -87,6 +98,7 @@ def _outcomes(count: int) -> dict[str, int]:
             outcomes["refused"] += bool(str(error))
         else:
             outcomes["read"] += 1
+            _convert(found)
             _watching = False
             _touch(found)
         finally:

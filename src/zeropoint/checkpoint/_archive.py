@@ -130,9 +130,13 @@ def _untyped(data: memoryview) -> torch.UntypedStorage:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
 
 
+def _is_reference(saved: Any, kind: str, least: int) -> bool:
+    return isinstance(saved, tuple) and len(saved) >= least and isinstance(saved[0], str) and saved[0] == kind
+
+
 def _storage_request(saved: Any, least: int) -> tuple[StorageType, str, str, int, Any]:
     """Checks what a file says of a storage: type, key, location, elements, view (old streams only)."""
-    if not isinstance(saved, tuple) or len(saved) < least or saved[0] != "storage":
+    if not _is_reference(saved, "storage", least):
         raise CheckpointError("a reference to something else than a storage")
     kind, key, location, numel = saved[1:5]
     if not isinstance(kind, StorageType):
@@ -314,7 +318,7 @@ class _LegacyReader:
         return found
 
     def _note_storage(self, saved: Any) -> Any:
-        if isinstance(saved, tuple) and len(saved) >= 2 and saved[0] == "module":  # a class, with its source code
+        if _is_reference(saved, "module", 2):  # a class, with its source code
             return saved[1]
         kind, key, location, numel, _ = _storage_request(saved, 6)
         known = self._requests.setdefault(key, (kind, location, numel))
@@ -341,7 +345,7 @@ class _LegacyReader:
         return self._data[position : position + count]
 
     def _find_storage(self, saved: Any) -> Any:
-        if isinstance(saved, tuple) and len(saved) >= 2 and saved[0] == "module":
+        if _is_reference(saved, "module", 2):
             return saved[1]
         kind, key, _, numel, view = _storage_request(saved, 6)
         data = self._storages.get(key)

@@ -59,7 +59,10 @@ def convert_state_dict(state_dict: Mapping[str, Any]) -> tuple[OrderedDict[str, 
     """
     summary = ConversionSummary()
     state: OrderedDict[str, Any] = OrderedDict(state_dict)
-    summary.modules = _flatten_modules(state)
+    try:
+        summary.modules = _flatten_modules(state)
+    except (TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"the weights of a module are not what torch.ao saves: {error}") from error
     for name, value in list(state.items()):
         if isinstance(value, QTensor):
             summary.quantized[name] = f"{value.qdtype.name}, {value.qscheme().name}"

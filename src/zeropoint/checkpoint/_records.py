@@ -94,6 +94,7 @@ class PackedParams(Record):
         if (
             self.kind == "CellParamsBase"
             and len(contents) == 5
+            and isinstance(contents[0], str)
             and contents[0] in ("quantized_dynamic", "quantized_fp16")
         ):
             tensors, packed = contents[1], contents[4]
@@ -146,7 +147,8 @@ def module_state(record: Record, prefix: str, _depth: int = 0) -> Iterator[tuple
         return
     if not isinstance(state, dict):
         return
-    transient = state.get("_non_persistent_buffers_set") or ()
+    transient = state.get("_non_persistent_buffers_set")
+    transient = transient if isinstance(transient, set) else set()
     for group in ("_parameters", "_buffers"):
         entries = state.get(group)
         for name, value in entries.items() if isinstance(entries, dict) else ():
