@@ -4,6 +4,7 @@ from zeropoint.ops import (
     activation,
     arithmetic,
     conv,
+    conv_transpose,
     distributed,
     fake_quantize,
     histogram,
@@ -11,12 +12,14 @@ from zeropoint.ops import (
     norm,
     pool,
     quantize,
+    rnn,
 )
 
 __all__ = [
     "activation",
     "arithmetic",
     "conv",
+    "conv_transpose",
     "distributed",
     "fake_quantize",
     "histogram",
@@ -24,4 +27,5 @@ __all__ = [
     "norm",
     "pool",
     "quantize",
+    "rnn",
 ]

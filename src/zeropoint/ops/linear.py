@@ -33,7 +33,7 @@ def linear_pack_reference(weight: Tensor) -> Tensor:
     return weight.new_empty(0, dtype=torch.uint8)
 
 
-def _exact_sums(x: Tensor, x_zero_point: Tensor | int, weight: Tensor, weight_zero_point: Tensor) -> Tensor:
+def exact_sums(x: Tensor, x_zero_point: Tensor | int, weight: Tensor, weight_zero_point: Tensor) -> Tensor:
     """``sum((x - x_zero_point) * (w - w_zero_point))`` over the last dimension, exact: float64 holds it up to 2**53."""
     steps = x.to(torch.float64) - x_zero_point
     weight_steps = weight.to(torch.float64) - weight_zero_point.to(torch.float64).reshape(-1, 1)
@@ -65,7 +65,7 @@ def linear_reference(
 
     ``weight_scale`` and ``weight_zero_point`` hold 1 or N numbers; ``bias`` holds N reals.
     """
-    sums = _exact_sums(x, x_zero_point, weight, weight_zero_point)
+    sums = exact_sums(x, x_zero_point, weight, weight_zero_point)
     factor = grid.multiplier(weight_scale.to(torch.float64) * x_scale, out_scale)
     offset = None if bias is None else grid.multiplier(bias, out_scale)
     return grid.requantize(sums, factor, offset, out_zero_point, out_min, out_max).to(out_dtype)
@@ -94,7 +94,7 @@ def linear_dynamic_reference(
     quant_min, quant_max = reduced_range(quint8, reduce_range)
     scale, zero_point = grid.choose_qparams(*dynamic_range_reference(values), quant_min, quant_max)
     codes = grid.quantize(values, scale, zero_point, quint8.qmin, quint8.qmax)
-    sums = _exact_sums(codes, zero_point, weight, weight_zero_point)
+    sums = exact_sums(codes, zero_point, weight, weight_zero_point)
     y = sums.to(torch.float32) * (scale * weight_scale.to(torch.float64)).to(torch.float32)
     if bias is not None:
         y = y + bias.to(torch.float32)
