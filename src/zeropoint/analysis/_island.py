@@ -1,0 +1,150 @@
+"""A float module inside the quantized part of a model.
+
+May import: floors 1 to 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeropoint.analysis._data import call, run
+from zeropoint.ao.nn.quantized._base import QuantizedModule
+from zeropoint.ao.nn.quantized._from_float import observed_grid
+from zeropoint.ao.quantization import QConfig, convert, prepare
+from zeropoint.ao.quantization.observers.base import ObservingModule
+from zeropoint.ao.quantization.utils import clone_model, is_internal_hook, set_module
+from zeropoint.dtypes import QDtype, as_qdtype
+from zeropoint.ops.quantize import quantize_per_tensor
+from zeropoint.tensor import QTensor
+
+__all__ = ["FloatIsland", "convert_with_islands", "find_islands", "keep_in_float"]
+
+
+class FloatIsland(nn.Module):
+    """Runs a module in float between quantized ones.
+
+    Quantized arguments are dequantized; if there were any, and the result is one float tensor, it is quantized on the
+    grid that its observer found in calibration.
+
+    Args:
+        module: the float module.
+        observer: sees the results of calibration.
+
+    Attributes:
+        module: the float module.
+        qconfig: None, so that ``prepare`` and ``convert`` leave the inside alone.
+    """
+
+    def __init__(self, module: nn.Module, observer: nn.Module | None) -> None:
+        super().__init__()
+        self.module = module
+        self.observer = observer
+        self.output: tuple[float, int, QDtype] | None = None
+        self.qconfig = None
+        self.training = module.training
+        for part in module.modules():
+            part.qconfig = None  # type: ignore[assignment]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns, quantized if it was given a quantized tensor."""
+        quantized: list[Tensor] = []
+        args, kwargs = _dequantized(args, quantized), _dequantized(kwargs, quantized)
+        result = self.module(*args, **kwargs)
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return result
+        if self.observer is not None:
+            return self.observer(result)
+        if quantized and self.output is not None:
+            return quantize_per_tensor(result, *self.output)
+        return result
+
+    def finish(self) -> None:
+        """Calibration is over: takes the observer's grid."""
+        observer: Any = self.observer
+        if observer is not None:
+            scale, zero_point = observed_grid(observer, use_precomputed=False)
+            self.output = float(scale), int(zero_point), as_qdtype(observer.dtype)
+            self.observer = None
+
+
+def _dequantized(x: Any, found: list[Tensor]) -> Any:
+    if isinstance(x, QTensor):
+        found.append(x)
+        return x.dequantize()
+    if isinstance(x, (tuple, list)):
+        return type(x)(_dequantized(part, found) for part in x)
+    return {key: _dequantized(part, found) for key, part in x.items()} if isinstance(x, dict) else x
+
+
+def keep_in_float(prepared: nn.Module, names: Any) -> nn.Module:
+    """A copy of a prepared, calibrated model in which these modules are islands."""
+    model = clone_model(prepared)
+    for name in names:
+        module = model.get_submodule(name)
+        observer = module._modules.pop("activation_post_process", None)
+        for table in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [key for key, hook in table.items() if is_internal_hook(hook)]:
+                del table[key]
+        set_module(model, name, FloatIsland(module, observer))
+    return model
+
+
+def convert_with_islands(prepared: nn.Module) -> nn.Module:
+    """``convert`` of a model with islands."""
+    model = clone_model(prepared)
+    for module in model.modules():
+        if isinstance(module, FloatIsland):
+            module.finish()
+    return convert(model, inplace=True)
+
+
+def find_islands(model: nn.Module, batch: Any) -> tuple[nn.Module, tuple[str, ...]]:
+    """Finds the modules that cannot compute on quantized tensors, by trying.
+
+    Args:
+        model: float model with qconfigs, in evaluation mode.
+        batch: one batch of calibration data.
+
+    Returns:
+        The model with these modules as islands, and their paths.
+
+    Raises:
+        TypeError: what fails is the model itself, or a quantized layer that gets a float tensor.
+    """
+    model = clone_model(model)
+    islands: list[str] = []
+    while True:
+        trial = prepare(model)
+        run(trial, [batch])
+        failure = _failing_module(convert_with_islands(trial), batch)
+        if failure is None:
+            return model, tuple(islands)
+        name, module, error = failure
+        if not name or name in islands or isinstance(module, (QuantizedModule, FloatIsland, ObservingModule)):
+            raise error
+        qconfig = next(q for q in (getattr(m, "qconfig", None) for m in model.modules()) if isinstance(q, QConfig))
+        set_module(model, name, FloatIsland(model.get_submodule(name), qconfig.activation()))
+        islands.append(name)
+
+
+def _failing_module(model: nn.Module, batch: Any) -> tuple[str, nn.Module, TypeError] | None:
+    """The innermost module that refuses the batch with a TypeError, as arithmetic on quantized tensors does."""
+    names = {id(module): name for name, module in model.named_modules()}
+    running: list[nn.Module] = []
+    handles = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(lambda m, args: running.append(m)))
+        handles.append(module.register_forward_hook(lambda m, args, output: running.pop() and None))
+    try:
+        with torch.no_grad():
+            call(model, batch)
+    except TypeError as error:
+        inner = running[-1] if running else model
+        return names[id(inner)], inner, error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return None

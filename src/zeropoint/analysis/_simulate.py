@@ -1,0 +1,141 @@
+"""A float model whose layers can be quantized one by one: their rounding is simulated, and can be switched.
+
+The integers of this package are exact, so a float computation on fake-quantized weights and activations gives the
+same values, up to the last bits of its sums; and switching a layer costs nothing.
+
+May import: floors 1 to 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zeropoint.analysis._data import run
+from zeropoint.ao.nn.intrinsic import FusedModule
+from zeropoint.ao.nn.quantized._base import WeightedModule
+from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid
+from zeropoint.ao.quantization import QConfig, get_default_qconfig, prepare
+from zeropoint.ao.quantization.observers.base import ObservingModule
+from zeropoint.ao.quantization.quantization_mappings import DEFAULT_STATIC_QUANT_MODULE_MAPPINGS, twin_of
+from zeropoint.ao.quantization.utils import clone_model, set_module
+
+__all__ = ["Simulation", "calibrated", "has_int8_weight", "layer_of", "observed_modules", "set_weight", "with_qconfig"]
+
+
+def with_qconfig(model: nn.Module, qconfig: QConfig | None) -> nn.Module:
+    """A copy of a float model in evaluation mode, with ``qconfig``; None: with its own, or the default one."""
+    model = clone_model(model).eval()
+    if qconfig is not None:
+        for module in model.modules():
+            vars(module).pop("qconfig", None)
+    if qconfig is not None or not any(getattr(module, "qconfig", None) for module in model.modules()):
+        model.qconfig = qconfig or get_default_qconfig()  # type: ignore[assignment]
+    return model
+
+
+def calibrated(model: nn.Module, batches: Iterable[Any], qconfig: QConfig | None = None) -> nn.Module:
+    """A prepared copy of a float model that has seen the batches."""
+    prepared = prepare(with_qconfig(model, qconfig), inplace=True)
+    run(prepared, batches)
+    return prepared
+
+
+def observed_modules(prepared: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a prepared model that will be quantized and have a grid, by path."""
+    return {
+        name: module
+        for name, module in prepared.named_modules()
+        if isinstance(getattr(module, "activation_post_process", None), ObservingModule)
+        and not isinstance(module, ObservingModule)
+    }
+
+
+def layer_of(module: nn.Module) -> nn.Module | None:
+    """What holds the weight: the module, or the first part of a fused one; None if there is no weight."""
+    layer = module[0] if isinstance(module, FusedModule) else module
+    return layer if isinstance(getattr(layer, "weight", None), Tensor) else None
+
+
+def set_weight(layer: nn.Module, weight: Tensor) -> None:
+    """Puts another weight into a float layer, in place, without touching tensors that others hold."""
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+
+
+class _Rounding(ObservingModule):
+    """Stands where an observer stood: rounds to the grid it found, or does nothing."""
+
+    def __init__(self, scale: float, zero_point: int, quant_min: int, quant_max: int) -> None:
+        super().__init__()
+        self.grid = scale, zero_point, quant_min, quant_max
+        self.enabled = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.enabled:
+            return x
+        scale, zero_point, low, high = self.grid
+        grid = torch.tensor([scale]), torch.tensor([zero_point], dtype=torch.int32)
+        rounded: Tensor = torch.ops.zeropoint.fake_quantize_per_tensor.default(x, *grid, low, high)[0]
+        return rounded
+
+
+class Simulation:
+    """A copy of a float model whose layers can be quantized one by one.
+
+    Args:
+        model: float model, fused.
+        batches: calibration data.
+        qconfig: how to quantize; None takes the model's own, or ``get_default_qconfig()``.
+
+    Attributes:
+        model: the copy; call it.
+        names: the paths of what can be quantized, in the order of the model.
+
+    Raises:
+        ValueError: there is nothing to quantize.
+    """
+
+    def __init__(self, model: nn.Module, batches: Iterable[Any], qconfig: QConfig | None = None) -> None:
+        self.model = calibrated(model, batches, qconfig)
+        self._weights: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
+        self._roundings: dict[str, _Rounding] = {}
+        for name, module in observed_modules(self.model).items():
+            observer: Any = module.activation_post_process
+            if not hasattr(observer, "quant_min"):
+                continue
+            scale, zero_point, _ = output_grid(module)
+            rounding = _Rounding(scale, zero_point, int(observer.quant_min), int(observer.quant_max))
+            layer = layer_of(module)
+            if layer is not None and getattr(module, "qconfig", None) is not None and has_int8_weight(module):
+                weight = calibrated_weight(module, layer, 0, False)[0].dequantize()
+                self._weights[name] = layer, layer.weight, weight  # type: ignore[assignment]
+            set_module(self.model, f"{name}.activation_post_process" if name else "activation_post_process", rounding)
+            self._roundings[name] = rounding
+        if not self._roundings:
+            raise ValueError("the model has no layer to quantize: give it a qconfig, and fuse it before")
+        self.names = list(self._roundings)
+
+    def quantize(self, names: Iterable[str]) -> None:
+        """Makes these layers quantized and all others float."""
+        wanted = set(names)
+        for name, rounding in self._roundings.items():
+            rounding.enabled = name in wanted
+            if name in self._weights:
+                layer, floating, rounded = self._weights[name]
+                if name in wanted:
+                    set_weight(layer, rounded.to(floating.dtype))
+                else:
+                    layer.weight = floating
+
+    def outputs(self, batches: Iterable[Any]) -> list[Any]:
+        """What the model returns for each batch."""
+        return run(self.model, batches)
+
+
+def has_int8_weight(module: nn.Module) -> bool:
+    """Whether the module's class is quantized with an int8 weight: layers and convolutions, not norms."""
+    found = twin_of(type(module), DEFAULT_STATIC_QUANT_MODULE_MAPPINGS)
+    return found is not None and issubclass(found[1], WeightedModule)
