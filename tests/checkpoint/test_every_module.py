@@ -216,6 +216,17 @@ def test_tied_weights_stay_tied(name: str) -> None:
     assert found["0.weight"].data_ptr() == found["1.weight"].data_ptr()
 
 
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("strict", [True, False])
+def test_float_weights_are_refused(name: str, strict: bool) -> None:
+    """Copied into codes they would be cut to whole numbers."""
+    module = used(EXAMPLES[name])
+    before = module.state_dict()["weight"].clone()
+    with pytest.raises(TypeError, match=r"weight is torch\.float32, and a quantized .* loads int8 codes"):
+        module.load_state_dict({**module.state_dict(), "weight": before.float()}, strict=strict)
+    assert torch.equal(module.state_dict()["weight"], before)
+
+
 def test_versions_may_be_missing() -> None:
     """Files from before modules had versions, or through tools that drop them."""
     for name in WEIGHTED:

@@ -145,6 +145,10 @@ def dynamic_linear(ending: str) -> None:
     layer.load_state_dict(part(load("dynamic", ending)["state_dict"], "head."))
     known = EXPECTED["dynamic"]
     assert (reduced(layer)(known["linear_input"]) - known["linear"]).abs().max() < 1e-6
+    converted, _ = zp.checkpoint.convert_state_dict(load("dynamic", ending)["state_dict"])
+    again = nnqd.Linear(3, 2)
+    again.load_state_dict(part(converted, "head."))
+    assert torch.equal(reduced(again)(known["linear_input"]), layer(known["linear_input"]))
 
 
 def signal_to_noise(found: torch.Tensor, known: torch.Tensor) -> float:

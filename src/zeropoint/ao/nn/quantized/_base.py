@@ -350,10 +350,18 @@ class WeightedModule(QuantizedModule):
 
     def _adapt_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         super()._adapt_state(state_dict, prefix)
-        if flatten_packed_params(state_dict, prefix, self.CHANNEL_AXIS):
-            if "scale" not in self._buffers:  # torch.ao saves an output grid for dynamic layers too, and never uses it
-                state_dict.pop(prefix + "scale", None)
-                state_dict.pop(prefix + "zero_point", None)
+        from_torch = flatten_packed_params(state_dict, prefix, self.CHANNEL_AXIS)
+        weight = state_dict.get(prefix + "weight")
+        if isinstance(weight, Tensor) and weight.dtype != torch.int8:
+            raise TypeError(
+                f"{prefix}weight is {weight.dtype}, and a quantized {type(self).__name__} loads int8 codes: quantize "
+                "the float model, or load the state dict of a quantized one"
+            )
+        if "scale" not in self._buffers and state_dict.get(prefix + "scale", 0) == 1:
+            # torch.ao saves an output grid for dynamic layers too, which it never uses
+            state_dict.pop(prefix + "scale")
+            state_dict.pop(prefix + "zero_point", None)
+        if from_torch:
             has_bias = prefix + "bias" in state_dict
             if has_bias != (self._buffers["bias"] is not None):
                 scale = cast(Tensor, self._buffers["weight_scale"])
