@@ -31,7 +31,8 @@ static_assert(sizeof(Header) == 128);
 constexpr char kMagic[8] = {'z', 'p', 'c', 'o', 'n', 'v', '8', '\0'};
 constexpr uint32_t kVersion = 1;
 constexpr int64_t kAlign = 64;
-constexpr int64_t kLongestReach = 1 << 16;  // of a depthwise row, in positions: prepared rows stay small
+// Of a depthwise row, in positions: prepared rows stay small.
+constexpr int64_t kLongestReach = 1 << 16, kLongestStride = 1 << 8;
 
 Header header_of(Isa isa, Kind kind, depthwise::Form form, const WeightSize& size, int64_t bytes) {
   Header header = {};
@@ -346,13 +347,19 @@ std::vector<uint8_t> pack(Isa isa, const int8_t* weight, const WeightSize& size,
   return pack_dense(isa, weight, size, parallel);
 }
 
+bool reads_packed_alone(Isa isa, const WeightSize& size, const uint8_t* packed, int64_t packed_length) {
+  std::vector<gemm::Packed> groups;
+  return kind_of(size) == Kind::dense && view_dense(packed, packed_length, isa, size, &groups);
+}
+
 void run(Isa isa, const Geometry& geometry, const uint8_t* x, bool x_signed, int32_t x_zero_point, const int8_t* weight,
          const int32_t* weight_zero_point, const uint8_t* packed, int64_t packed_length, const Requantize& requantize,
          uint8_t* out, const Parallel& parallel) {
   const WeightSize& size = geometry.weight;
   if (geometry.batch * geometry.out_positions() == 0) return;
   std::vector<uint8_t> anew;
-  const bool short_rows = (size.kernel[2] - 1) * geometry.dilation[2] < kLongestReach;
+  const bool short_rows =
+      (size.kernel[2] - 1) * geometry.dilation[2] < kLongestReach && geometry.stride[2] < kLongestStride;
   // The row kernels leave out what NaN needs; no sensible grid has an infinite ratio of scales.
   const bool finite =
       all_finite(requantize.multiplier, size.out_channels) && all_finite(requantize.offset, size.out_channels);

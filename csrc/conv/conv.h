@@ -66,4 +66,7 @@ void run(Isa isa, const Geometry& geometry, const uint8_t* x, bool x_signed, int
          const int32_t* weight_zero_point, const uint8_t* packed, int64_t packed_length, const Requantize& requantize,
          uint8_t* out, const Parallel& parallel);
 
+// Whether `run` reads nothing but these packed bytes, and not the canonical weights, whatever the input is.
+bool reads_packed_alone(Isa isa, const WeightSize& size, const uint8_t* packed, int64_t packed_length);
+
 }  // namespace zeropoint::conv

@@ -1,0 +1,130 @@
+// zeropoint::conv_transpose_pack and zeropoint::conv_transpose on the CPU. Every size is checked here.
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "conv/transpose.h"
+#include "conv_arguments.h"
+#include "gemm/kernel.h"
+
+namespace zeropoint::binding {
+namespace {
+
+conv::TransposedWeight transposed_weight(const Tensor& weight, const std::vector<int64_t>& stride,
+                                         const std::vector<int64_t>& dilation, int64_t groups) {
+  STD_TORCH_CHECK(weight.dim() >= 3 && weight.dim() <= 5,
+                  "conv_transpose takes weights of 3, 4 or 5 dimensions, got shape ", text_of(shape_of(weight)));
+  STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Char && weight.is_cpu(),
+                  "conv_transpose on the CPU takes int8 weights on the CPU");
+  const std::vector<int64_t> shape = shape_of(weight);
+  const size_t rank = shape.size() - 2;
+  STD_TORCH_CHECK(all_between(shape, 1, kLargest), "conv_transpose takes weights with at least one element, got shape ",
+                  text_of(shape));
+  STD_TORCH_CHECK(groups >= 1 && shape[0] % groups == 0 && groups <= kLargest, "conv_transpose cannot split ", shape[0],
+                  " input channels into ", groups, " groups");
+  STD_TORCH_CHECK(stride.size() == rank && dilation.size() == rank && all_between(stride, 1, kLargest) &&
+                      all_between(dilation, 1, kLargest),
+                  "conv_transpose in ", rank, " dimensions takes ", rank, " strides and dilations of at least 1, got ",
+                  text_of(stride), " and ", text_of(dilation));
+  STD_TORCH_CHECK(weight.numel() / shape[1] / groups <= gemm::kMaxDepth, "conv_transpose takes at most ",
+                  gemm::kMaxDepth, " weights an output channel, got shape ", text_of(shape));
+  conv::TransposedWeight size;
+  size.in_channels = shape[0];
+  size.out_channels = shape[1] * groups;
+  size.groups = groups;
+  for (size_t d = 0; d < rank; ++d) {
+    size.kernel[3 - rank + d] = shape[2 + d];
+    size.stride[3 - rank + d] = stride[d];
+    size.dilation[3 - rank + d] = dilation[d];
+  }
+  return size;
+}
+
+Tensor conv_transpose_pack(const Tensor& weight, std::vector<int64_t> stride, std::vector<int64_t> dilation,
+                           int64_t groups) {
+  const conv::TransposedWeight size = transposed_weight(weight, stride, dilation, groups);
+  const Tensor dense = torch::stable::contiguous(weight);
+  const std::vector<uint8_t> bytes =
+      conv::pack_transposed(active_isa(), static_cast<const int8_t*>(dense.const_data_ptr()), size, torch_parallel());
+  Tensor packed = empty_bytes(static_cast<int64_t>(bytes.size()));
+  std::memcpy(packed.mutable_data_ptr(), bytes.data(), bytes.size());
+  return packed;
+}
+
+conv::TransposedGeometry transposed_geometry(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& stride,
+                                             const std::vector<int64_t>& padding,
+                                             const std::vector<int64_t>& output_padding,
+                                             const std::vector<int64_t>& dilation, int64_t groups,
+                                             std::vector<int64_t>* out_shape) {
+  conv::TransposedGeometry g;
+  g.weight = transposed_weight(weight, stride, dilation, groups);
+  const std::vector<int64_t> shape = shape_of(x);
+  const size_t rank = static_cast<size_t>(weight.dim()) - 2;
+  STD_TORCH_CHECK(shape.size() == rank + 2 && shape[1] == g.weight.in_channels, "conv_transpose with weights of shape ",
+                  text_of(shape_of(weight)), " takes an input of ", rank + 2, " dimensions and ", g.weight.in_channels,
+                  " channels, got shape ", text_of(shape));
+  STD_TORCH_CHECK(padding.size() == rank && output_padding.size() == rank && all_between(padding, 0, kLargest),
+                  "conv_transpose in ", rank, " dimensions takes ", rank,
+                  " paddings and output paddings of at least 0, got ", text_of(padding), " and ",
+                  text_of(output_padding));
+  STD_TORCH_CHECK(shape[0] >= 0 && shape[0] <= kLargest &&
+                      all_between({shape.begin() + 2, shape.end()}, 1, kLargest),
+                  "conv_transpose takes spatial sizes above 0, got shape ", text_of(shape));
+  g.batch = shape[0];
+  out_shape->assign({shape[0], g.weight.out_channels});
+  int64_t count = shape[0];
+  STD_TORCH_CHECK(!__builtin_mul_overflow(count, g.weight.out_channels, &count), "conv_transpose: too large an output");
+  for (size_t d = 0; d < rank; ++d) {
+    const size_t to = 3 - rank + d;
+    STD_TORCH_CHECK(0 <= output_padding[d] && output_padding[d] < std::max(stride[d], dilation[d]),
+                    "conv_transpose takes output paddings below the stride or the dilation, got ",
+                    text_of(output_padding), " with stride ", text_of(stride), " and dilation ", text_of(dilation));
+    const int64_t size = (shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (g.weight.kernel[to] - 1) +
+                         output_padding[d] + 1;
+    STD_TORCH_CHECK(size >= 1 && size <= kLargest, "conv_transpose: the output would have size ", size,
+                    " in spatial dimension ", d, " (input ", text_of(shape), ", padding ", text_of(padding), ")");
+    STD_TORCH_CHECK(!__builtin_mul_overflow(count, size, &count), "conv_transpose: too large an output");
+    g.in[to] = shape[2 + d];
+    g.out[to] = size;
+    g.padding[to] = padding[d];
+    out_shape->push_back(size);
+  }
+  return g;
+}
+
+Tensor conv_transpose(const Tensor& x, double x_scale, int64_t x_zero_point, const Tensor& weight,
+                      const Tensor& weight_scale, const Tensor& weight_zero_point, const std::optional<Tensor>& bias,
+                      std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> output_padding,
+                      std::vector<int64_t> dilation, int64_t groups, double out_scale, int64_t out_zero_point,
+                      int64_t out_min, int64_t out_max, ScalarType out_dtype, const std::optional<Tensor>& packed) {
+  STD_TORCH_CHECK(x.is_cpu() && is_codes(x.scalar_type()) && is_codes(out_dtype),
+                  "conv_transpose takes and gives int8 or uint8 codes");
+  std::vector<int64_t> out_shape;
+  const conv::TransposedGeometry geometry =
+      transposed_geometry(x, weight, stride, padding, output_padding, dilation, groups, &out_shape);
+  const int64_t channels = geometry.weight.out_channels;
+  const Requantization to(weight_scale, weight_zero_point, bias, channels, x_scale, out_scale, out_zero_point, out_min,
+                          out_max, out_dtype);
+  check_code(x_zero_point, x.scalar_type(), "x_zero_point");
+
+  Tensor out = empty_channels_last(out_shape, out_dtype);
+  if (out.numel() == 0) return out;
+  const Parallel parallel = torch_parallel();
+  const Bytes bytes = packed_bytes(packed);
+  const Tensor dense_weight = torch::stable::contiguous(weight);
+  conv::run_transposed(active_isa(), geometry, channels_last_codes(x, parallel), x.scalar_type() == ScalarType::Char,
+                       static_cast<int32_t>(x_zero_point), static_cast<const int8_t*>(dense_weight.const_data_ptr()),
+                       to.zero_points(), bytes.data, bytes.length, to.arrays,
+                       static_cast<uint8_t*>(out.mutable_data_ptr()), parallel);
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(zeropoint, CPU, m) {
+  m.impl("conv_transpose_pack", TORCH_BOX(&conv_transpose_pack));
+  m.impl("conv_transpose", TORCH_BOX(&conv_transpose));
+}
+
+}  // namespace zeropoint::binding
