@@ -5,14 +5,17 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip
 TORCH  := torch==2.13.0
 PYTEST := $(BIN)/python -m pytest
+# The native tests need only a compiler and CMake, from the system or from .venv.
+JOBS   := $(shell getconf _NPROCESSORS_ONLN)
+CMAKE  := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
 
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench wheel clean
+.PHONY: help setup demo test check format bench native-test native-test-arm wheel clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
 
 # torch and the build tools come first: then the package is built against them, without a build environment of its own.
 $(VENV)/tools.done: Makefile
@@ -54,6 +57,23 @@ format: $(VENV)/tools.done ## format the code
 
 bench: $(VENV)/bench.done ## measure against the peers (takes long)
 	$(BIN)/python -m benchmarks
+
+# The kernels alone, in a plain program: no torch, and every byte that they touch is watched. What is checked inline would
+# make the unrolled kernels take minutes to compile; a null pointer and an object's end are AddressSanitizer's anyway.
+SANITIZE := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=null,object-size -fno-sanitize-recover=all \
+  --param asan-instrumentation-with-call-threshold=0
+
+native-test: ## the kernels' own tests, watched by AddressSanitizer and UndefinedBehaviorSanitizer
+	$(CMAKE) -S . -B build/native-asan -DZEROPOINT_NATIVE_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DCMAKE_CXX_FLAGS="$(SANITIZE)"
+	$(CMAKE) --build build/native-asan --parallel $(JOBS)
+	build/native-asan/zeropoint_kernel_tests
+
+native-test-arm: ## the same tests built for 64-bit ARM, in an emulator (Debian: g++-aarch64-linux-gnu, qemu-user)
+	$(CMAKE) -S . -B build/native-arm -DZEROPOINT_NATIVE_TESTS=ON \
+	  -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake
+	$(CMAKE) --build build/native-arm --parallel $(JOBS)
+	qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max build/native-arm/zeropoint_kernel_tests
 
 wheel: $(VENV)/tools.done ## build a wheel and try it in an empty environment
 	rm -rf dist build/smoke

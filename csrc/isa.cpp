@@ -3,7 +3,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
@@ -35,29 +37,42 @@ Isa& state() {
   return isa;
 }
 
+#if defined(__x86_64__)
+// F16C and AVX-VNNI, which not every compiler's __builtin_cpu_supports knows by name.
+enum class Word { eax, ecx };
+[[maybe_unused]] bool cpuid_bit(unsigned leaf, unsigned subleaf, Word word, int bit) {
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx)) return false;
+  return ((word == Word::eax ? eax : ecx) >> bit & 1) != 0;
+}
+#endif
+
 }  // namespace
 
+// ZEROPOINT_HAS_... says what this build holds: CMakeLists.txt leaves out what the compiler does not know.
 bool processor_has(Isa isa) {
   switch (isa) {
     case Isa::portable:
       return true;
-#if defined(__x86_64__)
+#if defined(ZEROPOINT_HAS_AVX2)
     case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    case Isa::avx_vnni:
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
-      return processor_has(Isa::avx2) && __builtin_cpu_supports("avxvnni");
-#else
-      return false;
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpuid_bit(1, 0, Word::ecx, 29);
 #endif
+#if defined(ZEROPOINT_HAS_AVXVNNI)
+    case Isa::avx_vnni:
+      return processor_has(Isa::avx2) && cpuid_bit(7, 1, Word::eax, 4);
+#endif
+#if defined(ZEROPOINT_HAS_AVX512VNNI)
     case Isa::avx512_vnni:
       return processor_has(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512vnni");
 #endif
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(ZEROPOINT_HAS_NEON_DOT) && defined(__linux__)
     case Isa::neon_dot:
       return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#endif
+#if defined(ZEROPOINT_HAS_NEON_I8MM) && defined(__linux__)
     case Isa::neon_i8mm:
       return processor_has(Isa::neon_dot) && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
 #endif

@@ -57,9 +57,11 @@ void pack_block(const Kernels& loops, const float* x, Form form, int64_t first, 
 
 const Kernels& kernels() {
   switch (active_isa()) {
-#if defined(__x86_64__)
+#if defined(ZEROPOINT_HAS_AVX512VNNI)
     case Isa::avx512_vnni:
       return kernels_avx512();
+#endif
+#if defined(ZEROPOINT_HAS_AVX2)
     case Isa::avx_vnni:
     case Isa::avx2:
       return kernels_avx2();

@@ -137,13 +137,25 @@ using RunJob = void (*)(const Job&);
 
 RunJob kernel_of(Isa isa) {
   switch (isa) {
-#if defined(__x86_64__)
+#if defined(ZEROPOINT_HAS_AVX2)
     case Isa::avx2:
       return run_avx2;
+#endif
+#if defined(ZEROPOINT_HAS_AVXVNNI)
     case Isa::avx_vnni:
       return run_avx_vnni;
+#endif
+#if defined(ZEROPOINT_HAS_AVX512VNNI)
     case Isa::avx512_vnni:
       return run_avx512_vnni;
+#endif
+#if defined(ZEROPOINT_HAS_NEON_DOT)
+    case Isa::neon_dot:
+      return run_neon_dot;
+#endif
+#if defined(ZEROPOINT_HAS_NEON_I8MM)
+    case Isa::neon_i8mm:
+      return run_neon_i8mm;
 #endif
     default:
       return run_portable;
@@ -283,7 +295,7 @@ void flip_sign(const uint8_t* from, uint8_t* to, int64_t count) {
 
 int64_t tile_rows(const Packed& packed) {
   if (packed.isa == Isa::avx2 && packed.form == Form::quads) return 4;
-  return packed.isa == Isa::portable ? 4 : 6;
+  return packed.isa == Isa::portable || packed.isa == Isa::neon_dot ? 4 : 6;
 }
 
 // Their codes stay in the second-level cache meanwhile. A multiple of every kernel's tile.

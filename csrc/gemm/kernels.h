@@ -21,10 +21,10 @@ void store_tile_portable(const int32_t* tile, int64_t tile_stride, int64_t row, 
                          int64_t columns, const Packed& packed, const Epilogue& epilogue);
 
 void run_portable(const Job& job);
-#if defined(__x86_64__)
 void run_avx2(const Job& job);
 void run_avx_vnni(const Job& job);
 void run_avx512_vnni(const Job& job);
-#endif
+void run_neon_dot(const Job& job);
+void run_neon_i8mm(const Job& job);
 
 }  // namespace zeropoint::gemm

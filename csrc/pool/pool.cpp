@@ -37,7 +37,7 @@ Kernels<int32_t> kernels_of(Isa, int32_t) { return {max_wide, average_wide}; }
 
 template <class T>
 Kernels<T> kernels_of(Isa isa, T type) {
-#if defined(__x86_64__)
+#if defined(ZEROPOINT_HAS_AVX2)
   if (isa == Isa::avx2 || isa == Isa::avx_vnni || isa == Isa::avx512_vnni) return kernels_avx2(type);
 #endif
   (void)isa;

@@ -22,7 +22,8 @@ struct Span {
 struct Windows {
   int64_t batch = 1, channels = 1;
   int64_t in[3] = {1, 1, 1};
-  std::vector<Span> spans[3] = {{Span{}}, {Span{}}, {Span{}}};  // one an output coordinate
+  // One an output coordinate.
+  std::vector<Span> spans[3] = {std::vector<Span>(1), std::vector<Span>(1), std::vector<Span>(1)};
 
   int64_t out_positions() const {
     return static_cast<int64_t>(spans[0].size() * spans[1].size() * spans[2].size());
