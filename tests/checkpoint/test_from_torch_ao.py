@@ -134,6 +134,16 @@ def test_dynamic_linear_layers() -> None:
     assert torch.allclose(ours(x), theirs(x), atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_dynamic_recurrent_layers(kind: str) -> None:
+    layer = getattr(nn, kind)(4, 6, num_layers=2, bidirectional=True, batch_first=True)
+    theirs = tq.quantize_dynamic(nn.Sequential(layer).eval())
+    ours = from_torch_ao(theirs)
+    assert_ours(ours)
+    x = torch.randn(2, 5, 4)
+    assert (ours(x)[0] - theirs(x)[0]).abs().max() < 1 / 128
+
+
 def test_normalizations() -> None:
     layers = [nn.LayerNorm([4, 5]), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True), nn.InstanceNorm1d(4)]
     model = nn.Sequential(tq.QuantStub(), *layers, tq.DeQuantStub()).eval()

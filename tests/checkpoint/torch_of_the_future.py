@@ -173,6 +173,20 @@ def recurrent_weights(ending: str) -> None:
 
 
 @both
+def recurrent_layers(ending: str) -> None:
+    """As they were saved, and converted: within one of the 128 steps that torch.ao lays over activations in [-1, 1]."""
+    saved, known = load("dynamic", ending)["state_dict"], EXPECTED["dynamic"]
+    for state in (saved, zp.checkpoint.convert_state_dict(saved)[0]):
+        lstm, gru = nnqd.LSTM(6, 5, num_layers=2, bidirectional=True), nnqd.GRU(10, 4)
+        cell, head = nnqd.LSTMCell(4, 3), nnqd.Linear(3, 2)
+        for name, layer in (("lstm", lstm), ("gru", gru), ("cell", cell), ("head", head)):
+            reduced(layer).load_state_dict(part(state, f"{name}."))
+        assert (lstm(known["input"])[0] - known["lstm"]).abs().max() < 1 / 128
+        assert (gru(known["lstm"])[0] - known["gru"]).abs().max() < 1 / 128
+        assert (head(cell(known["gru"][-1])[0]) - known["output"]).abs().max() < 1e-3
+
+
+@both
 def embedding_rows(ending: str) -> None:
     state, known = load("embedding", ending), EXPECTED["embedding"]
     rows = state["one"]["_packed_params._packed_weight"].dequantize()
