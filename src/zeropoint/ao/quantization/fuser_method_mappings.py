@@ -22,6 +22,7 @@ __all__ = [
     "fuse_conv_bn",
     "fuse_conv_bn_relu",
     "fuse_convtranspose_bn",
+    "fuse_convtranspose_bn_relu",
     "fuse_linear_bn",
     "fuse_linear_bn_relu",
     "get_fuser_method",
@@ -31,6 +32,11 @@ Fuser = Callable[..., nn.Module]
 
 _CONV_BN = {nn.Conv1d: nni.ConvBn1d, nn.Conv2d: nni.ConvBn2d, nn.Conv3d: nni.ConvBn3d}
 _CONV_BN_RELU = {nn.Conv1d: nni.ConvBnReLU1d, nn.Conv2d: nni.ConvBnReLU2d, nn.Conv3d: nni.ConvBnReLU3d}
+_TRANSPOSED_RELU = {
+    nn.ConvTranspose1d: nni.ConvTransposeReLU1d,
+    nn.ConvTranspose2d: nni.ConvTransposeReLU2d,
+    nn.ConvTranspose3d: nni.ConvTransposeReLU3d,
+}
 _CONV_RELU = {nn.Conv1d: nni.ConvReLU1d, nn.Conv2d: nni.ConvReLU2d, nn.Conv3d: nni.ConvReLU3d}
 
 
@@ -102,6 +108,12 @@ def fuse_convtranspose_bn(is_qat: bool, convt: nn.Module, bn: _BatchNorm) -> nn.
     return _folded(convt, bn)
 
 
+def fuse_convtranspose_bn_relu(is_qat: bool, convt: nn.Module, bn: _BatchNorm, relu: nn.Module) -> nn.Module:
+    """As :func:`fuse_convtranspose_bn`, with a rectifier: a ``ConvTransposeReLU`` with the batch norm folded."""
+    _check_mode(is_qat, convt, bn, relu)
+    return _by_rank(_TRANSPOSED_RELU, convt)(fuse_convtranspose_bn(is_qat, convt, bn), relu)
+
+
 def _check_trainable(layer: nn.Module, bn: _BatchNorm) -> None:
     channels = getattr(layer, "out_channels", getattr(layer, "out_features", None))
     if bn.num_features != channels:
@@ -139,7 +151,9 @@ for _conv, _convt, _bn in (
         DEFAULT_OP_LIST_TO_FUSER_METHOD[(_conv, _norm)] = fuse_conv_bn
         DEFAULT_OP_LIST_TO_FUSER_METHOD[(_conv, _norm, nn.ReLU)] = fuse_conv_bn_relu
         DEFAULT_OP_LIST_TO_FUSER_METHOD[(_convt, _norm)] = fuse_convtranspose_bn
+        DEFAULT_OP_LIST_TO_FUSER_METHOD[(_convt, _norm, nn.ReLU)] = fuse_convtranspose_bn_relu
     DEFAULT_OP_LIST_TO_FUSER_METHOD[(_conv, nn.ReLU)] = _sequence(_CONV_RELU[_conv])
+    DEFAULT_OP_LIST_TO_FUSER_METHOD[(_convt, nn.ReLU)] = _sequence(_TRANSPOSED_RELU[_convt])
 for _row, _fuser in list(DEFAULT_OP_LIST_TO_FUSER_METHOD.items()):
     if _row[-1] is nn.ReLU:
         _row6 = (*_row[:-1], nn.ReLU6)

@@ -64,6 +64,9 @@ KEEPS_GRID: tuple[type[nn.Module], ...] = (
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
     *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
+    *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d, nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
+    *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
+    *(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
 )
 """Float classes that compute on quantized tensors as they are, on the input's grid."""
 

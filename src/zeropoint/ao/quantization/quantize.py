@@ -430,7 +430,7 @@ class _Swap:
         if isinstance(module, (QuantizedModule, nn.Identity)):
             return
         if self.kind == "quantized" and isinstance(module, KEEPS_GRID):
-            self.summary.add(name, before, before)
+            self.summary.add(name, before, before, "runs on codes, keeps the input's grid")
         elif self.kind == "quantized" or next(module.parameters(), None) is not None:  # else nothing to quantize
             self.summary.add(name, before, None, reason)
 

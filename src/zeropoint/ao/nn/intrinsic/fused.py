@@ -23,6 +23,9 @@ __all__ = [
     "ConvReLU1d",
     "ConvReLU2d",
     "ConvReLU3d",
+    "ConvTransposeReLU1d",
+    "ConvTransposeReLU2d",
+    "ConvTransposeReLU3d",
     "FusedModule",
     "LinearBn1d",
     "LinearReLU",
@@ -80,6 +83,24 @@ class ConvReLU3d(FusedModule):
     """A 3d convolution followed by a rectifier (ReLU or ReLU6)."""
 
     PARTS = ((nn.Conv3d,), _RECTIFIERS)
+
+
+class ConvTransposeReLU1d(FusedModule):
+    """A 1d transposed convolution followed by a rectifier (ReLU or ReLU6)."""
+
+    PARTS = ((nn.ConvTranspose1d,), _RECTIFIERS)
+
+
+class ConvTransposeReLU2d(FusedModule):
+    """A 2d transposed convolution followed by a rectifier (ReLU or ReLU6)."""
+
+    PARTS = ((nn.ConvTranspose2d,), _RECTIFIERS)
+
+
+class ConvTransposeReLU3d(FusedModule):
+    """A 3d transposed convolution followed by a rectifier (ReLU or ReLU6)."""
+
+    PARTS = ((nn.ConvTranspose3d,), _RECTIFIERS)
 
 
 class ConvBn1d(FusedModule):

@@ -3,6 +3,7 @@
 from zeropoint.ao.nn.quantized import dynamic
 from zeropoint.ao.nn.quantized.activation import (
     ELU,
+    GELU,
     Hardsigmoid,
     Hardswish,
     LeakyReLU,
@@ -10,11 +11,13 @@ from zeropoint.ao.nn.quantized.activation import (
     ReLU,
     ReLU6,
     Sigmoid,
+    SiLU,
     Softmax,
     Tanh,
 )
 from zeropoint.ao.nn.quantized.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from zeropoint.ao.nn.quantized.conv import Conv1d, Conv2d, Conv3d
+from zeropoint.ao.nn.quantized.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from zeropoint.ao.nn.quantized.functional_modules import FloatFunctional, FXFloatFunctional, QFunctional
 from zeropoint.ao.nn.quantized.linear import Linear, QuantizedLinear
 from zeropoint.ao.nn.quantized.normalization import (
@@ -29,12 +32,16 @@ from zeropoint.ao.nn.quantized.quantize import DeQuantize, Quantize
 
 __all__ = [
     "ELU",
+    "GELU",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "DeQuantize",
     "Dropout",
     "FXFloatFunctional",
@@ -57,6 +64,7 @@ __all__ = [
     "QuantizedLinear",
     "ReLU",
     "ReLU6",
+    "SiLU",
     "Sigmoid",
     "Softmax",
     "Tanh",

@@ -19,7 +19,20 @@ from zeropoint.ao.nn.quantized._from_float import output_grid, require_class
 from zeropoint.ops.activation import prelu
 from zeropoint.tensor import QTensor, make_qtensor
 
-__all__ = ["ELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "PReLU", "ReLU", "ReLU6", "Sigmoid", "Softmax", "Tanh"]
+__all__ = [
+    "ELU",
+    "GELU",
+    "Hardsigmoid",
+    "Hardswish",
+    "LeakyReLU",
+    "PReLU",
+    "ReLU",
+    "ReLU6",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Tanh",
+]
 
 _U = TypeVar("_U", bound="_Unary")
 
@@ -72,6 +85,9 @@ class _Unary(GridModule):
         super().__init__()
         self._init_grid(scale, zero_point)
 
+    def _function(self) -> str:
+        return self.FUNCTION
+
     def _arguments(self) -> tuple[float, ...]:
         return ()
 
@@ -81,7 +97,7 @@ class _Unary(GridModule):
             self._refuse(x)
         scale, zero_point, _, _, qdtype = self._output_grid(x.qdtype)
         codes = torch.ops.zeropoint.activation.default(
-            x._codes, self.FUNCTION, self._arguments(), x.scale, x.zero_point, scale, zero_point, qdtype.storage
+            x._codes, self._function(), self._arguments(), x.scale, x.zero_point, scale, zero_point, qdtype.storage
         )
         return make_qtensor(codes, qdtype, scale, zero_point)
 
@@ -193,6 +209,46 @@ class Hardsigmoid(_Unary):
 
     FUNCTION = "hardsigmoid"
     FLOAT_CLASS = nn.Hardsigmoid
+
+
+@static_twin_of(nn.GELU)
+class GELU(_Unary):
+    """``x * Phi(x)``, Phi the distribution function of the normal distribution.
+
+    Args:
+        scale, zero_point: the output's grid.
+        approximate: ``"none"``, or ``"tanh"`` for the usual approximation of Phi.
+
+    Raises:
+        ValueError: another ``approximate``.
+    """
+
+    FLOAT_CLASS = nn.GELU
+
+    def __init__(self, scale: float, zero_point: int, approximate: str = "none") -> None:
+        super().__init__(scale, zero_point)
+        if approximate not in ("none", "tanh"):
+            raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+        self.approximate = approximate
+
+    def _function(self) -> str:
+        return "gelu_tanh" if self.approximate == "tanh" else "gelu"
+
+    @classmethod
+    def _options(cls, mod: Any) -> dict[str, Any]:
+        return {"approximate": mod.approximate}
+
+
+@static_twin_of(nn.SiLU)
+class SiLU(_Unary):
+    """``x * sigmoid(x)``.
+
+    Args:
+        scale, zero_point: the output's grid.
+    """
+
+    FUNCTION = "silu"
+    FLOAT_CLASS = nn.SiLU
 
 
 @static_twin_of(nn.Sigmoid)
