@@ -153,10 +153,11 @@ def recurrent_dynamic_reference(
     recurrent = _Projection(weight_hh, scale_hh, zero_point_hh, bias_hh)
     projected = None
     if weight_hr is not None:
-        assert scale_hr is not None and zero_point_hr is not None
+        assert scale_hr is not None
+        assert zero_point_hr is not None
         projected = _Projection(weight_hr, scale_hr, zero_point_hr, None)
     sizes = [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
-    inputs = given(x.reshape(-1, x.shape[-1])).split(sizes)
+    inputs = given(x.flatten(0, -2)).split(sizes)
     outputs: list[Tensor] = [h[:0]] * len(sizes)
     h, c = h.clone(), None if c is None else c.clone()
     for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):

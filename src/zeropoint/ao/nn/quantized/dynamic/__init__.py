@@ -1,5 +1,6 @@
 """Modules with int8 weights that take and give float tensors."""
 
 from zeropoint.ao.nn.quantized.dynamic.linear import Linear
+from zeropoint.ao.nn.quantized.dynamic.rnn import GRU, LSTM, GRUCell, LSTMCell, RNNBase, RNNCell, RNNCellBase
 
-__all__ = ["Linear"]
+__all__ = ["GRU", "LSTM", "GRUCell", "LSTMCell", "Linear", "RNNBase", "RNNCell", "RNNCellBase"]
