@@ -18,7 +18,7 @@ PACKAGES = (
     *("quantized", "quantized.dynamic", "intrinsic", "intrinsic.quantized", "intrinsic.quantized.dynamic"),
     *("intrinsic.qat", "qat", "qat.dynamic"),
 )
-BASES = {"FusedModule", "QuantizedLinear"}  # a base class, and another name of Linear
+BASES = {"FusedModule", "QuantizedLinear", "RNNBase", "RNNCellBase"}  # base classes, and another name of Linear
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ def rank_of(name: str) -> int:
 
 
 FLOAT_PARTS: dict[str, Callable[[int], nn.Module]] = {
+    "ConvTranspose": lambda rank: getattr(nn, f"ConvTranspose{rank}d")(4, 6, 3),
     "Conv": lambda rank: getattr(nn, f"Conv{rank}d")(4, 6, 3),
     "Linear": lambda rank: nn.Linear(5, 6),
     "Bn": lambda rank: getattr(nn, f"BatchNorm{rank}d")(6),
@@ -90,7 +91,7 @@ def _quantized(name: str, cls: Any) -> tuple[Callable[[], nn.Module], Callable[[
         },
         **{
             curve: (lambda: cls(0.02, 30), lambda: (codes(3, 4),))
-            for curve in ("ELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "Sigmoid", "Tanh")
+            for curve in ("ELU", "GELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "SiLU", "Sigmoid", "Tanh")
         },
     }
     if name in table:
@@ -114,7 +115,7 @@ def _in_training(name: str, cls: Any) -> tuple[Callable[[], nn.Module], Callable
 
 def _fused(name: str, cls: Any) -> tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]:
     rank = rank_of(name)
-    parts = re.findall("Conv|Linear|Bn|BN|ReLU", name)
+    parts = re.findall("ConvTranspose|Conv|Linear|Bn|BN|ReLU", name)
     shape = (3, 5) if parts[0] == "Linear" else spatial(rank)
     return lambda: cls(*(FLOAT_PARTS[part](rank) for part in parts)), lambda: (torch.randn(*shape),)
 
@@ -180,9 +181,20 @@ def used(example: Example) -> nn.Module:
     return module.eval()
 
 
+def _filled(name: str, value: Tensor) -> Tensor:
+    """Another value for an entry of a recurrent layer's state."""
+    if name.endswith("_scale"):
+        return torch.rand_like(value) * 0.01 + 0.01
+    if value.is_floating_point():
+        return torch.randn_like(value)
+    return torch.randint_like(value, -60, 60) if value.dtype == torch.int8 else torch.randint_like(value, -3, 3)
+
+
 def _set_weights(module: Any) -> None:
     buffers = getattr(module, "_buffers", {})
     weight = buffers.get("weight")
+    if "quantized.dynamic" in type(module).__module__ and weight is None:
+        module.load_state_dict({name: _filled(name, value) for name, value in module.state_dict().items()})
     if not hasattr(module, "set_weight_bias") or not isinstance(weight, Tensor) or weight.is_floating_point():
         return
     axis = module.CHANNEL_AXIS

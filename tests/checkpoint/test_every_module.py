@@ -167,11 +167,13 @@ def test_every_module_has_an_example() -> None:
     assert not missing, "add an example to module_examples.py"
 
 
-WEIGHTED = [name for name, example in EXAMPLES.items() if hasattr(example.make(), "set_weight_bias")]
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers with int8 codes."""
+    persistent = module.state_dict().keys()
+    return {name: b for name, b in module.named_buffers() if b.dtype == torch.int8 and name in persistent and b.dim()}
 
 
-def weights(module: nn.Module) -> Tensor:
-    return module._buffers["weight"]  # type: ignore[return-value]
+WEIGHTED = [name for name, example in EXAMPLES.items() if weights(example.make())]
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
@@ -180,9 +182,9 @@ def test_the_state_is_flat_plain_tensors_without_caches(name: str) -> None:
     for key, value in module.state_dict().items():
         assert type(value) is Tensor, key
         assert "packed" not in key
-    whole = saved(module).getvalue()
-    record = checkpoint.load(whole)
-    assert record.state["_buffers"]["_packed"] is None
+    state = checkpoint.load(saved(module).getvalue()).state
+    for cache in state["_non_persistent_buffers_set"]:
+        assert state["_buffers"][cache] is None
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
@@ -193,7 +195,8 @@ def test_a_stale_cache_is_impossible(name: str, mode: Any) -> None:
         module = used(example)
         inputs = example.inputs()
         before = example.call(module, *inputs)
-        weights(module).neg_()
+        for codes in weights(module).values():
+            codes.neg_()
         if hasattr(module, "scale"):
             module._buffers["scale"].mul_(2)  # type: ignore[union-attr]
         after = example.call(module, *inputs)
@@ -213,7 +216,8 @@ def test_tied_weights_stay_tied(name: str) -> None:
     copied = copy.deepcopy(model)
     assert copied[0] is copied[1]
     found = torch.load(saved(model.state_dict()), weights_only=True)
-    assert found["0.weight"].data_ptr() == found["1.weight"].data_ptr()
+    for key in weights(first):
+        assert found[f"0.{key}"].data_ptr() == found[f"1.{key}"].data_ptr()
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
@@ -221,10 +225,11 @@ def test_tied_weights_stay_tied(name: str) -> None:
 def test_float_weights_are_refused(name: str, strict: bool) -> None:
     """Copied into codes they would be cut to whole numbers."""
     module = used(EXAMPLES[name])
-    before = module.state_dict()["weight"].clone()
-    with pytest.raises(TypeError, match=r"weight is torch\.float32, and a quantized .* loads int8 codes"):
-        module.load_state_dict({**module.state_dict(), "weight": before.float()}, strict=strict)
-    assert torch.equal(module.state_dict()["weight"], before)
+    key, codes = next(iter(weights(module).items()))
+    before = codes.clone()
+    with pytest.raises(TypeError, match=r"is torch\.float32, and a quantized .* loads int8 codes"):
+        module.load_state_dict({**module.state_dict(), key: before.float()}, strict=strict)
+    assert torch.equal(module.state_dict()[key], before)
 
 
 def test_versions_may_be_missing() -> None:

@@ -58,6 +58,9 @@ class QuantizedModule(nn.Module):
     OBSERVED: ClassVar[bool] = False
     """Whether the float twin needs an observer on its output. False: the output keeps the input's grid."""
 
+    ON_REQUEST: ClassVar[bool] = False
+    """Whether ``quantize_dynamic`` takes this twin only where its ``qconfig_spec`` names the float class."""
+
     module_path: str = ""
     """Where ``convert`` put the module in the model, for error messages."""
 
@@ -106,8 +109,20 @@ class QuantizedModule(nn.Module):
         if not any(_is_unread(buffer) for buffer in self._buffers.values()):
             self._derive()  # else at the first forward pass
 
+    def _refuse_float_weights(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Copied into codes, floats would be cut to whole numbers without a word."""
+        for name, buffer in self._buffers.items():
+            value = state_dict.get(prefix + name)
+            takes_codes = buffer is not None and buffer.dtype == torch.int8
+            if takes_codes and isinstance(value, Tensor) and value.dtype.is_floating_point:
+                raise TypeError(
+                    f"{prefix}{name} is {value.dtype}, and a quantized {type(self).__name__} loads int8 codes: "
+                    "quantize the float model, or load the state dict of a quantized one"
+                )
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
         self._adapt_state(state_dict, prefix)
+        self._refuse_float_weights(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         self._derive()
 
@@ -351,12 +366,6 @@ class WeightedModule(QuantizedModule):
     def _adapt_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         super()._adapt_state(state_dict, prefix)
         from_torch = flatten_packed_params(state_dict, prefix, self.CHANNEL_AXIS)
-        weight = state_dict.get(prefix + "weight")
-        if isinstance(weight, Tensor) and weight.dtype != torch.int8:
-            raise TypeError(
-                f"{prefix}weight is {weight.dtype}, and a quantized {type(self).__name__} loads int8 codes: quantize "
-                "the float model, or load the state dict of a quantized one"
-            )
         if "scale" not in self._buffers and state_dict.get(prefix + "scale", 0) == 1:
             # torch.ao saves an output grid for dynamic layers too, which it never uses
             state_dict.pop(prefix + "scale")
