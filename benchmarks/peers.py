@@ -205,6 +205,7 @@ class OnnxNetwork:
         try:
             import onnx  # noqa: F401
             from onnxruntime import quantization as tools
+            from onnxruntime.quantization.shape_inference import quant_pre_process
         except ImportError as error:
             raise Absent(str(error)) from error
         self.folder = tempfile.TemporaryDirectory()
@@ -221,6 +222,8 @@ class OnnxNetwork:
                 dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
                 dynamo=False,
             )
+        # Without this step biases that layers share stay outside the integer kernels: half as fast on ResNet-18.
+        quant_pre_process(self.float_file, self.float_file)
         batches = iter([{"x": batch.numpy()} for batch in calibration.split(8)])
 
         class Reader(tools.CalibrationDataReader):  # type: ignore[misc, unused-ignore]
