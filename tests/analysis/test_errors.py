@@ -95,8 +95,10 @@ def test_layers_of_a_static_network(pair: tuple[nn.Module, nn.Module, Tensor]) -
     assert layers["add"].weight is None
     for name in ("conv", "fc"):
         layer = layers[name]
-        assert layer.weight is not None and layer.weight.sqnr > 35
-        assert layer.own is not None and layer.activation is not None
+        assert layer.weight is not None
+        assert layer.weight.sqnr > 35
+        assert layer.own is not None
+        assert layer.activation is not None
         assert layer.own.sqnr >= layer.activation.sqnr - 3
 
 

@@ -31,7 +31,7 @@ Metric = Callable[[Tensor, Tensor], float]
 
 def output_sqnr(reference: Tensor, output: Tensor) -> float:
     """Signal to quantization noise ratio of a model's output, in dB."""
-    wanted, got = reference.to(torch.float64), output.to(torch.float64)
+    wanted, got = reference.detach().to(torch.float64), output.detach().to(torch.float64)
     return decibels(float(wanted.square().sum()), float((got - wanted).square().sum()))
 
 

@@ -23,7 +23,7 @@ from zeropoint.ao.quantization.observers.base import ObservingModule
 from zeropoint.ao.quantization.quantization_mappings import DEFAULT_STATIC_QUANT_MODULE_MAPPINGS, twin_of
 from zeropoint.ao.quantization.utils import clone_model, set_module
 
-__all__ = ["Simulation", "calibrated", "has_int8_weight", "layer_of", "observed_modules", "set_weight", "with_qconfig"]
+__all__ = ["Simulation", "calibrated", "layer_of", "observed_modules", "set_weight", "weight_axis", "with_qconfig"]
 
 
 def with_qconfig(model: nn.Module, qconfig: QConfig | None) -> nn.Module:
@@ -109,8 +109,9 @@ class Simulation:
             scale, zero_point, _ = output_grid(module)
             rounding = _Rounding(scale, zero_point, int(observer.quant_min), int(observer.quant_max))
             layer = layer_of(module)
-            if layer is not None and getattr(module, "qconfig", None) is not None and has_int8_weight(module):
-                weight = calibrated_weight(module, layer, 0, False)[0].dequantize()
+            axis = weight_axis(module)
+            if layer is not None and axis is not None:
+                weight = calibrated_weight(module, layer, axis, False)[0].dequantize()
                 self._weights[name] = layer, layer.weight, weight  # type: ignore[assignment]
             set_module(self.model, f"{name}.activation_post_process" if name else "activation_post_process", rounding)
             self._roundings[name] = rounding
@@ -135,7 +136,7 @@ class Simulation:
         return run(self.model, batches)
 
 
-def has_int8_weight(module: nn.Module) -> bool:
-    """Whether the module's class is quantized with an int8 weight: layers and convolutions, not norms."""
+def weight_axis(module: nn.Module) -> int | None:
+    """The output channels' dimension of a weight that will be int8; None where there is none, as in norms."""
     found = twin_of(type(module), DEFAULT_STATIC_QUANT_MODULE_MAPPINGS)
-    return found is not None and issubclass(found[1], WeightedModule)
+    return found[1].CHANNEL_AXIS if found is not None and issubclass(found[1], WeightedModule) else None
