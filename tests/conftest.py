@@ -16,6 +16,30 @@ settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample",
+        type=int,
+        metavar="N",
+        help="run at most N cases of each test function, spread evenly over its parameters (make check)",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    most = config.getoption("--sample")
+    if most is None:
+        return
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept: set[pytest.Item] = set()
+    for cases in families.values():
+        step = max(len(cases) / most, 1.0)
+        kept.update(cases[int(i * step)] for i in range(min(most, len(cases))))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
 @pytest.fixture(params=backends.available_isas() or ("reference",))
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set that runs here in turn; the best one is back afterwards."""
