@@ -21,7 +21,8 @@ void line(const uint8_t* from, int64_t channel_stride, int64_t stride, int64_t c
     if (channels == 2) return interleave<2>(from, channel_stride, count, to);
     if (channels == 3) {
 #if defined(ZEROPOINT_HAS_AVX2)
-      if (processor_has(Isa::avx2)) return interleave3_avx2(from, channel_stride, count, to);
+      static const bool has_avx2 = processor_has(Isa::avx2);  // asks CPUID, which traps in a virtual machine
+      if (has_avx2) return interleave3_avx2(from, channel_stride, count, to);
 #endif
       return interleave<3>(from, channel_stride, count, to);
     }
