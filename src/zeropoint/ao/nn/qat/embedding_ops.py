@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zeropoint.ao.nn import quantized as nnq
+from zeropoint.ao.nn._registry import converts_to
 from zeropoint.ao.nn.qat._base import WeightSimulation
 from zeropoint.ao.nn.quantized._from_float import require_class
 
@@ -74,6 +76,7 @@ class _QATEmbedding(WeightSimulation):
         return layer.train(self.training)
 
 
+@converts_to(nnq.Embedding)
 class Embedding(_QATEmbedding, nn.Embedding):
     """A look-up table with simulated quantization of its rows.
 
@@ -132,6 +135,7 @@ class Embedding(_QATEmbedding, nn.Embedding):
         )
 
 
+@converts_to(nnq.EmbeddingBag)
 class EmbeddingBag(_QATEmbedding, nn.EmbeddingBag):
     """Sums or means of look-up table rows, with simulated quantization of the rows.
 

@@ -18,6 +18,7 @@ from zeropoint.ao.nn.quantized.activation import (
 from zeropoint.ao.nn.quantized.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from zeropoint.ao.nn.quantized.conv import Conv1d, Conv2d, Conv3d
 from zeropoint.ao.nn.quantized.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from zeropoint.ao.nn.quantized.embedding import Embedding, EmbeddingBag
 from zeropoint.ao.nn.quantized.functional_modules import FloatFunctional, FXFloatFunctional, QFunctional
 from zeropoint.ao.nn.quantized.linear import Linear, QuantizedLinear
 from zeropoint.ao.nn.quantized.normalization import (
@@ -44,6 +45,8 @@ __all__ = [
     "ConvTranspose3d",
     "DeQuantize",
     "Dropout",
+    "Embedding",
+    "EmbeddingBag",
     "FXFloatFunctional",
     "FloatFunctional",
     "GroupNorm",
