@@ -298,7 +298,9 @@ void run_dense(const std::vector<gemm::Packed>& groups, const Geometry& g, const
       ep.low = static_cast<float>(requantize.out_min - requantize.out_zero_point);
       ep.high = static_cast<float>(requantize.out_max - requantize.out_zero_point);
       ep.out_zero_point = requantize.out_zero_point;
-      ep.out = out + first * size.out_channels + group * columns;
+      ep.output = requantize.floats ? gemm::Epilogue::Output::floats : gemm::Epilogue::Output::codes;
+      ep.relu = requantize.relu;
+      ep.out = out + (first * size.out_channels + group * columns) * requantize.out_bytes();
       ep.out_stride = size.out_channels;
       if (weight_zero_point) {
         sums.resize(static_cast<size_t>(m));
@@ -363,7 +365,7 @@ void run(Isa isa, const Geometry& geometry, const uint8_t* x, bool x_signed, int
   // The row kernels leave out what NaN needs; no sensible grid has an infinite ratio of scales.
   const bool finite =
       all_finite(requantize.multiplier, size.out_channels) && all_finite(requantize.offset, size.out_channels);
-  if (kind_of(size) == Kind::depthwise && short_rows && finite) {
+  if (kind_of(size) == Kind::depthwise && short_rows && finite && !requantize.floats) {
     const depthwise::Form form = depthwise::form_of(isa, weight_zero_point != nullptr);
     if (weight_zero_point != nullptr || !fits(packed, packed_length, isa, Kind::depthwise, form, size)) {
       anew = pack_depthwise(isa, weight, weight_zero_point, size);

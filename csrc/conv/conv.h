@@ -40,12 +40,16 @@ struct Geometry {
   int64_t out_positions() const { return out[0] * out[1] * out[2]; }
 };
 
-// From sums to codes. Arrays have out_channels entries; `offset` and `weight_zero_point` may be null.
+// From sums to codes, or to floats: `multiplier` and `offset` then give real values, and `relu` their lower bound 0.
+// Arrays have out_channels entries; `offset` and `weight_zero_point` may be null.
 struct Requantize {
   const float* multiplier = nullptr;
   const float* offset = nullptr;
   int32_t out_zero_point = 0, out_min = 0, out_max = 255;
   bool out_signed = false;
+  bool floats = false, relu = false;
+
+  int64_t out_bytes() const { return floats ? int64_t{sizeof(float)} : 1; }
 };
 
 // to[i] = float(factor * from[i] / divisor), the product and the quotient in float64. T: float, double.
@@ -61,7 +65,7 @@ std::vector<uint8_t> pack(Isa isa, const int8_t* weight, const WeightSize& size,
 
 // Convolves. `x`: int8 (x_signed) or uint8 codes, channels-last. `weight`: the canonical weights. `weight_zero_point`:
 // one a channel, or null if all are 0. `packed`: what `pack` gave; bytes that do not fit the sizes and `isa` are
-// ignored, and the weights are packed anew. `out`: int8 or uint8 codes, channels-last.
+// ignored, and the weights are packed anew. `out`: int8 or uint8 codes, or floats, channels-last.
 void run(Isa isa, const Geometry& geometry, const uint8_t* x, bool x_signed, int32_t x_zero_point, const int8_t* weight,
          const int32_t* weight_zero_point, const uint8_t* packed, int64_t packed_length, const Requantize& requantize,
          uint8_t* out, const Parallel& parallel);

@@ -108,19 +108,24 @@ Lane lane_of(const Taps& taps, int64_t stride, int64_t padding, int64_t out) {
   return lane;
 }
 
-// The codes of outputs without taps: a sum of 0, requantized.
-std::vector<uint8_t> constant_codes(const Requantize& to, int64_t channels) {
-  std::vector<uint8_t> codes(static_cast<size_t>(channels));
+// What outputs without taps hold: a sum of 0, requantized.
+std::vector<uint8_t> constant_outputs(const Requantize& to, int64_t channels) {
+  std::vector<uint8_t> outputs(static_cast<size_t>(channels * to.out_bytes()));
   for (int64_t n = 0; n < channels; ++n) {
     float y = 0.0f * to.multiplier[n];
     if (to.offset) y = y + to.offset[n];
+    if (to.floats) {
+      if (to.relu && y < 0.0f) y = 0.0f;
+      std::memcpy(outputs.data() + n * to.out_bytes(), &y, sizeof y);
+      continue;
+    }
     y = std::isnan(y) ? 0.0f : std::nearbyint(y);
     const float low = static_cast<float>(to.out_min - to.out_zero_point);
     const float high = static_cast<float>(to.out_max - to.out_zero_point);
-    codes[static_cast<size_t>(n)] =
+    outputs[static_cast<size_t>(n)] =
         static_cast<uint8_t>(static_cast<int32_t>(std::clamp(y, low, high)) + to.out_zero_point);
   }
-  return codes;
+  return outputs;
 }
 
 // The input without the positions that lie before the lanes, dense.
@@ -133,21 +138,20 @@ void copy_cropped(const uint8_t* x, int64_t batch, const int64_t in[3], const La
         std::memcpy(to, x + (((n * in[0] + d) * in[1] + h) * in[2] + begin) * channels, static_cast<size_t>(length));
 }
 
-// Every row of a part's codes to its places in the output.
-void scatter(const uint8_t* codes, const TransposedGeometry& g, const Lane lanes[3], uint8_t* out,
+// Every row of a part's outputs to its places; `pixel` is how many bytes the channels of a position have.
+void scatter(const uint8_t* outputs, const TransposedGeometry& g, const Lane lanes[3], int64_t pixel, uint8_t* out,
              const Parallel& parallel) {
-  const int64_t channels = g.weight.out_channels, step = g.weight.stride[2] * channels;
-  const int64_t line = lanes[2].count * channels;
+  const int64_t step = g.weight.stride[2] * pixel, line = lanes[2].count * pixel;
   const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 15) / line);
   parallel.for_range(0, g.batch * lanes[0].count * lanes[1].count, grain, [&](int64_t row, int64_t end) {
     for (; row < end; ++row) {
       const int64_t h = lanes[1].first + row % lanes[1].count * g.weight.stride[1];
       const int64_t slab = row / lanes[1].count;
       const int64_t d = lanes[0].first + slab % lanes[0].count * g.weight.stride[0], n = slab / lanes[0].count;
-      const uint8_t* from = codes + row * line;
-      uint8_t* to = out + (((n * g.out[0] + d) * g.out[1] + h) * g.out[2] + lanes[2].first) * channels;
-      for (int64_t w = 0; w < lanes[2].count; ++w, from += channels, to += step)
-        std::memcpy(to, from, static_cast<size_t>(channels));
+      const uint8_t* from = outputs + row * line;
+      uint8_t* to = out + (((n * g.out[0] + d) * g.out[1] + h) * g.out[2] + lanes[2].first) * pixel;
+      for (int64_t w = 0; w < lanes[2].count; ++w, from += pixel, to += step)
+        std::memcpy(to, from, static_cast<size_t>(pixel));
     }
   });
 }
@@ -177,15 +181,14 @@ void run_transposed(Isa isa, const TransposedGeometry& g, const uint8_t* x, bool
                     const int8_t* weight, const int32_t* weight_zero_point, const uint8_t* packed,
                     int64_t packed_length, const Requantize& requantize, uint8_t* out, const Parallel& parallel) {
   const TransposedWeight& size = g.weight;
-  const int64_t channels = size.out_channels;
+  const int64_t pixel = size.out_channels * requantize.out_bytes();
   const int64_t positions = g.batch * g.out[0] * g.out[1] * g.out[2];
   if (positions == 0) return;
   const std::vector<Part> parts = parts_of(size);
 
   if (static_cast<int64_t>(parts.size()) < size.stride[0] * size.stride[1] * size.stride[2]) {
-    const std::vector<uint8_t> codes = constant_codes(requantize, channels);
-    for (int64_t i = 0; i < positions; ++i)
-      std::memcpy(out + i * channels, codes.data(), static_cast<size_t>(channels));
+    const std::vector<uint8_t> outputs = constant_outputs(requantize, size.out_channels);
+    for (int64_t i = 0; i < positions; ++i) std::memcpy(out + i * pixel, outputs.data(), static_cast<size_t>(pixel));
   }
 
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -208,21 +211,21 @@ void run_transposed(Isa isa, const TransposedGeometry& g, const uint8_t* x, bool
     const int64_t count = g.batch * to.out_positions();
     if (count == 0) continue;
 
-    std::unique_ptr<uint8_t[]> input, codes;
+    std::unique_ptr<uint8_t[]> input, outputs;
     const uint8_t* from = x;
     if (cropped) {
       input.reset(new uint8_t[static_cast<size_t>(g.batch * to.in_positions() * size.in_channels)]);
       copy_cropped(x, g.batch, g.in, lanes, size.in_channels, input.get());
       from = input.get();
     }
-    if (!whole) codes.reset(new uint8_t[static_cast<size_t>(count * channels)]);
+    if (!whole) outputs.reset(new uint8_t[static_cast<size_t>(count * pixel)]);
     const Bytes bytes = packed_part(packed, packed_length, static_cast<int64_t>(i), static_cast<int64_t>(parts.size()));
     std::vector<int8_t> gathered;
     if (!reads_packed_alone(isa, to.weight, bytes.data, bytes.length)) gathered = gather_weight(weight, size, part);
-    uint8_t* result = whole ? out : codes.get();
+    uint8_t* result = whole ? out : outputs.get();
     run(isa, to, from, x_signed, x_zero_point, gathered.data(), weight_zero_point, bytes.data, bytes.length,
         requantize, result, parallel);
-    if (!whole) scatter(codes.get(), g, lanes, out, parallel);
+    if (!whole) scatter(outputs.get(), g, lanes, pixel, out, parallel);
   }
 }
 

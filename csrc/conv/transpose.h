@@ -4,7 +4,7 @@
 // position. The outputs with one remainder  r = (o + padding) mod stride  share their taps: k = first, first + step, ...
 // and for them the sum is a convolution of stride 1 over the input, its taps in reverse order. So there is one ordinary
 // convolution (conv.h) for every combination of remainders that has taps, at most as many as the kernel has taps, and
-// no input is widened with zeros. Each writes codes, which then go to their places; outputs without taps are constant.
+// no input is widened with zeros. Each writes its outputs, which then go to their places; outputs without taps are constant.
 #pragma once
 #include <cstdint>
 #include <vector>

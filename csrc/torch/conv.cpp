@@ -111,11 +111,33 @@ Tensor conv(const Tensor& x, double x_scale, int64_t x_zero_point, const Tensor&
   return out;
 }
 
+Tensor conv_dynamic(const Tensor& x, const Tensor& weight, const Tensor& weight_scale, const Tensor& weight_zero_point,
+                    const std::optional<Tensor>& bias, std::vector<int64_t> stride, std::vector<int64_t> padding,
+                    std::vector<int64_t> dilation, int64_t groups, bool reduce_range, bool relu,
+                    const std::optional<Tensor>& packed) {
+  std::vector<int64_t> out_shape;
+  const conv::Geometry geometry = geometry_of(x, weight, stride, padding, dilation, groups, &out_shape);
+  const Parallel parallel = torch_parallel();
+  const DynamicCodes input = quantize_dynamically(x, reduce_range, parallel);
+  const Requantization to(weight_scale, weight_zero_point, bias, geometry.weight.out_channels, input.grid.scale, relu);
+  Tensor out = empty_channels_last(out_shape, ScalarType::Float);
+  if (out.numel() > 0) {
+    const Bytes bytes = packed_bytes(packed);
+    const Tensor dense_weight = torch::stable::contiguous(weight);
+    conv::run(active_isa(), geometry, channels_last_codes(input.codes, parallel), false,
+              static_cast<int32_t>(input.grid.zero_point), static_cast<const int8_t*>(dense_weight.const_data_ptr()),
+              to.zero_points(), bytes.data, bytes.length, to.arrays, static_cast<uint8_t*>(out.mutable_data_ptr()),
+              parallel);
+  }
+  return x.scalar_type() == ScalarType::Float ? out : torch::stable::to(out, x.scalar_type());
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(zeropoint, CPU, m) {
   m.impl("conv_pack", TORCH_BOX(&conv_pack));
   m.impl("conv", TORCH_BOX(&conv));
+  m.impl("conv_dynamic", TORCH_BOX(&conv_dynamic));
 }
 
 }  // namespace zeropoint::binding

@@ -9,7 +9,9 @@
 #include "common.h"
 #include "conv/conv.h"
 #include "conv/layout.h"
+#include "elementwise/qparams.h"
 #include "gemm/kernel.h"
+#include "layout.h"
 
 namespace zeropoint::binding {
 
@@ -145,6 +147,13 @@ struct Requantization {
     arrays.out_max = static_cast<int32_t>(out_max);
     arrays.out_signed = out_dtype == ScalarType::Char;
   }
+  // To real values.
+  Requantization(const Tensor& weight_scale, const Tensor& weight_zero_point, const std::optional<Tensor>& bias,
+                 int64_t channels, double x_scale, bool relu)
+      : Requantization(weight_scale, weight_zero_point, bias, channels, x_scale, 1.0, 0, 0, 255, ScalarType::Byte) {
+    arrays.floats = true;
+    arrays.relu = relu;
+  }
   Requantization(const Requantization&) = delete;
   Requantization& operator=(const Requantization&) = delete;
 
@@ -155,6 +164,27 @@ struct Requantization {
   std::vector<int32_t> zero_points_;
   std::vector<float> multiplier_, offset_;
 };
+
+// A float input on the quint8 grid of its own finite range, in its own layout.
+struct DynamicCodes {
+  Tensor codes;
+  elementwise::Qparams grid;
+};
+
+inline DynamicCodes quantize_dynamically(const Tensor& x, bool reduce_range, const Parallel& parallel) {
+  const ScalarType dtype = x.scalar_type();
+  STD_TORCH_CHECK(x.is_cpu() && (dtype == ScalarType::Float || dtype == ScalarType::Double ||
+                                 dtype == ScalarType::Half || dtype == ScalarType::BFloat16),
+                  "dynamic convolution takes a float16, bfloat16, float32 or float64 tensor on the CPU");
+  const Tensor values = dense(dtype == ScalarType::Float ? x : torch::stable::to(x, ScalarType::Float));
+  Tensor codes = dense_like(values, ScalarType::Byte);
+  double low = 0, high = 0;
+  elementwise::finite_range(values.const_data_ptr(), elementwise::Type::f32, values.numel(), &low, &high, parallel);
+  const auto grid = elementwise::choose_qparams(low, high, 0, reduce_range ? 127 : 255);
+  elementwise::quantize(values.const_data_ptr(), elementwise::Type::f32, values.numel(), grid.scale,
+                        {grid.zero_point, 0, 255}, codes.mutable_data_ptr(), elementwise::Type::u8, parallel);
+  return {codes, grid};
+}
 
 struct Bytes {
   const uint8_t* data = nullptr;

@@ -146,6 +146,9 @@ def examples() -> dict[str, Example]:
             recipe = (cls, lambda: (torch.randn(3, 4),))
         elif "dynamic" in package and name.startswith("Linear"):
             recipe = (lambda cls=cls: cls(5, 6), lambda: (torch.randn(3, 5),))
+        elif "dynamic" in package and name.startswith("Conv"):
+            shape = spatial(rank_of(name))
+            recipe = (lambda cls=cls: cls(4, 6, 3, groups=2, padding=1), lambda shape=shape: (torch.randn(*shape),))
         else:
             recipe = _quantized(name, cls)
         if name == "FloatFunctional":

@@ -22,6 +22,7 @@ from zeropoint.ops.registry import operator
 from zeropoint.tensor import QTensor, implements, make_qtensor
 
 __all__ = [
+    "celu",
     "elu",
     "gelu",
     "hardsigmoid",
@@ -32,9 +33,11 @@ __all__ = [
     "silu",
     "softmax",
     "tanh",
+    "threshold",
 ]
 
 _FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
+    "celu": F.celu,
     "elu": F.elu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -44,6 +47,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
     "tanh": torch.tanh,
+    "threshold": F.threshold,
 }
 
 
@@ -190,6 +194,24 @@ def silu(x: QTensor, scale: float | None = None, zero_point: int | None = None) 
 def elu(x: QTensor, scale: float | None = None, zero_point: int | None = None, alpha: float = 1.0) -> QTensor:
     """``x`` above zero, ``alpha * expm1(x)`` below. Without a grid, on the input's; errors as :func:`sigmoid`."""
     return _unary("elu", x, (float(alpha),), scale, zero_point, _input_grid)
+
+
+def celu(x: QTensor, scale: float | None = None, zero_point: int | None = None, alpha: float = 1.0) -> QTensor:
+    """``x`` above zero, ``alpha * expm1(x / alpha)`` below. Without a grid, on the input's.
+
+    Raises:
+        As :func:`sigmoid`; ValueError also for an ``alpha`` of 0.
+    """
+    if alpha == 0:
+        raise ValueError("celu needs an alpha other than 0")
+    return _unary("celu", x, (float(alpha),), scale, zero_point, _input_grid)
+
+
+def threshold(
+    x: QTensor, threshold: float, value: float, scale: float | None = None, zero_point: int | None = None
+) -> QTensor:
+    """``x`` where it is above ``threshold``, else ``value``. Without a grid, on the input's; errors as there."""
+    return _unary("threshold", x, (float(threshold), float(value)), scale, zero_point, _input_grid)
 
 
 def leaky_relu(
@@ -353,6 +375,16 @@ def _torch_gelu(func: Any, x: QTensor, *, approximate: str = "none") -> QTensor:
 @implements(F.elu)
 def _torch_elu(func: Any, x: QTensor, alpha: float = 1.0, inplace: bool = False) -> QTensor:
     return _written(x, elu(x, alpha=alpha), inplace)
+
+
+@implements(F.celu, torch.celu)
+def _torch_celu(func: Any, x: QTensor, alpha: float = 1.0, inplace: bool = False) -> QTensor:
+    return _written(x, celu(x, alpha=alpha), inplace)
+
+
+@implements(F.threshold, torch.threshold)
+def _torch_threshold(func: Any, x: QTensor, threshold_: float, value: float, inplace: bool = False) -> QTensor:
+    return _written(x, threshold(x, threshold_, value), inplace)
 
 
 @implements(F.leaky_relu)

@@ -3,7 +3,7 @@
 The operator takes explicit (before, after) padding and lays its output out channels-last in memory; the function over
 quantized tensors adds torch's ways to say padding, the padding modes, and inputs without a batch.
 
-May import: ``dtypes``, ``grid``, ``tensor``, ``ops.registry``.
+May import: ``dtypes``, ``grid``, ``tensor``, ``ops.registry``, ``ops.quantize`` (dynamic grids).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from zeropoint import grid
 from zeropoint.dtypes import as_qdtype, qint8, quint8
+from zeropoint.ops.quantize import dynamic_range_reference, reduced_range
 from zeropoint.ops.registry import operator
 from zeropoint.tensor import QTensor, make_qtensor
 
-__all__ = ["conv", "pad_codes", "padding_pairs", "to_tuple"]
+__all__ = ["conv", "dynamic_codes", "pad_codes", "padding_pairs", "real_outputs", "to_tuple"]
 
 PADDING_MODES = ("zeros", "constant", "reflect", "replicate", "circular")
 
@@ -181,18 +182,120 @@ def conv_reference(
         *(x, x_zero_point, weight, weight_scale, weight_zero_point, bias, stride, padding, dilation, groups),
         *(out_zero_point, out_min, out_max, out_dtype),
     )
-    rank = weight.dim() - 2
-    column = (-1, *[1] * (rank + 1))
-    steps = x.to(torch.float64) - x_zero_point
-    pairs = [p for d in reversed(range(rank)) for p in padding[2 * d : 2 * d + 2]]
-    steps = torch.nn.functional.pad(steps, pairs)
-    taps = weight.to(torch.float64) - weight_zero_point.to(torch.float64).reshape(column)
-    convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[rank - 1]
-    total = convolve(steps, taps, None, list(stride), 0, list(dilation), groups).movedim(1, -1)
+    total = _exact_sums(x, x_zero_point, weight, weight_zero_point, stride, padding, dilation, groups)
     factor = grid.multiplier(x_scale * weight_scale.to(torch.float64).reshape(-1), out_scale)
     offset = None if bias is None else grid.multiplier(bias.reshape(-1), out_scale)
     codes = grid.requantize(total, factor, offset, out_zero_point, out_min, out_max)
     return x.new_empty(codes.shape, dtype=out_dtype).copy_(codes).movedim(-1, 1)
+
+
+def _exact_sums(
+    x: Tensor,
+    x_zero_point: int | Tensor,
+    weight: Tensor,
+    weight_zero_point: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The sums (N, spatial, out_channels), as float64 that holds integers."""
+    rank = weight.dim() - 2
+    steps = x.to(torch.float64) - x_zero_point
+    pairs = [p for d in reversed(range(rank)) for p in padding[2 * d : 2 * d + 2]]
+    steps = torch.nn.functional.pad(steps, pairs)
+    taps = weight.to(torch.float64) - weight_zero_point.to(torch.float64).reshape(-1, *[1] * (rank + 1))
+    convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[rank - 1]
+    return convolve(steps, taps, None, list(stride), 0, list(dilation), groups).movedim(1, -1)
+
+
+def dynamic_codes(x: Tensor, reduce_range: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """uint8 codes of a float input on the grid of its own finite range, and that grid's scale and zero point."""
+    if not x.is_floating_point():
+        raise RuntimeError(f"dynamic convolution takes a float16, bfloat16, float32 or float64 tensor, got {x.dtype}")
+    values = x.to(torch.float32)
+    scale, zero_point = grid.choose_qparams(*dynamic_range_reference(values), *reduced_range(quint8, reduce_range))
+    return grid.quantize(values, scale, zero_point, quint8.qmin, quint8.qmax).to(torch.uint8), scale, zero_point
+
+
+def real_outputs(
+    total: Tensor, scale: Tensor, weight_scale: Tensor, bias: Tensor | None, relu: bool, dtype: torch.dtype
+) -> Tensor:
+    """Exact sums (N, spatial, channels) as floats (N, channels, spatial): the last step of dynamic layers."""
+    y = total.to(torch.float32) * (scale * weight_scale.to(torch.float64).reshape(-1)).to(torch.float32)
+    if bias is not None:
+        y = y + bias.to(torch.float32)
+    return (torch.relu(y) if relu else y).to(dtype).contiguous().movedim(-1, 1)
+
+
+def _conv_dynamic_meta(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zero_point: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    reduce_range: bool,
+    relu: bool,
+    packed: Tensor | None,
+) -> Tensor:
+    sizes = _check_conv(
+        x.new_empty(x.shape, dtype=torch.uint8),
+        0,
+        weight,
+        weight_scale,
+        weight_zero_point,
+        bias,
+        stride,
+        padding,
+        dilation,
+        groups,
+        *(0, 0, 255),
+        out_dtype=torch.uint8,
+    )
+    return x.new_empty((x.shape[0], *sizes, weight.shape[0])).movedim(-1, 1)
+
+
+@operator(
+    "conv_dynamic(Tensor x, Tensor weight, Tensor weight_scale, Tensor weight_zero_point, Tensor? bias, int[] stride,"
+    " int[] padding, int[] dilation, int groups, bool reduce_range, bool relu, Tensor? packed) -> Tensor",
+    meta=_conv_dynamic_meta,
+)
+def conv_dynamic_reference(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zero_point: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    reduce_range: bool,
+    relu: bool,
+    packed: Tensor | None,
+) -> Tensor:
+    """Floats from floats: the input on the quint8 grid of its own range, exact sums, then as ``linear_dynamic``."""
+    codes, scale, zero_point = dynamic_codes(x, reduce_range)
+    _check_conv(
+        codes,
+        0,
+        weight,
+        weight_scale,
+        weight_zero_point,
+        bias,
+        stride,
+        padding,
+        dilation,
+        groups,
+        *(0, 0, 255),
+        out_dtype=torch.uint8,
+    )
+    total = _exact_sums(codes, zero_point, weight, weight_zero_point, stride, padding, dilation, groups)
+    return real_outputs(total, scale, weight_scale, bias, relu, x.dtype)
 
 
 # --- padding ------------------------------------------------------------------------------------------------------

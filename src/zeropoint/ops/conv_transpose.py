@@ -1,6 +1,6 @@
 """Transposed convolution of codes in one, two and three dimensions.
 
-May import: ``dtypes``, ``grid``, ``tensor``, ``ops.registry``, ``ops.conv`` (tuples).
+May import: ``dtypes``, ``grid``, ``tensor``, ``ops.registry``, ``ops.conv`` (tuples, dynamic grids).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zeropoint import grid
 from zeropoint.dtypes import as_qdtype, qint8, quint8
-from zeropoint.ops.conv import to_tuple
+from zeropoint.ops.conv import dynamic_codes, real_outputs, to_tuple
 from zeropoint.ops.registry import operator
 from zeropoint.tensor import QTensor, make_qtensor
 
@@ -182,6 +182,25 @@ def conv_transpose_reference(
         *(x, x_zero_point, weight, weight_scale, weight_zero_point, bias, stride, padding, output_padding, dilation),
         *(groups, out_zero_point, out_min, out_max, out_dtype),
     )
+    total = _exact_sums(x, x_zero_point, weight, weight_zero_point, stride, padding, output_padding, dilation, groups)
+    factor = grid.multiplier(x_scale * weight_scale.to(torch.float64).reshape(-1), out_scale)
+    offset = None if bias is None else grid.multiplier(bias.reshape(-1), out_scale)
+    codes = grid.requantize(total, factor, offset, out_zero_point, out_min, out_max)
+    return x.new_empty(codes.shape, dtype=out_dtype).copy_(codes).movedim(-1, 1)
+
+
+def _exact_sums(
+    x: Tensor,
+    x_zero_point: int | Tensor,
+    weight: Tensor,
+    weight_zero_point: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The sums (N, spatial, out_channels), as float64 that holds integers."""
     rank = weight.dim() - 2
     steps = x.to(torch.float64) - x_zero_point
     shift = weight_zero_point.to(torch.float64).reshape(-1).expand(weight.shape[1] * groups)
@@ -190,10 +209,82 @@ def conv_transpose_reference(
     functional = torch.nn.functional
     convolve = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[rank - 1]
     total = convolve(steps, taps, None, list(stride), list(padding), list(output_padding), groups, list(dilation))
-    factor = grid.multiplier(x_scale * weight_scale.to(torch.float64).reshape(-1), out_scale)
-    offset = None if bias is None else grid.multiplier(bias.reshape(-1), out_scale)
-    codes = grid.requantize(total.movedim(1, -1), factor, offset, out_zero_point, out_min, out_max)
-    return x.new_empty(codes.shape, dtype=out_dtype).copy_(codes).movedim(-1, 1)
+    return total.movedim(1, -1)
+
+
+def _dynamic_meta(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zero_point: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    reduce_range: bool,
+    relu: bool,
+    packed: Tensor | None,
+) -> Tensor:
+    sizes = _check(
+        x.new_empty(x.shape, dtype=torch.uint8),
+        0,
+        weight,
+        weight_scale,
+        weight_zero_point,
+        bias,
+        stride,
+        padding,
+        output_padding,
+        dilation,
+        groups,
+        *(0, 0, 255),
+        out_dtype=torch.uint8,
+    )
+    return x.new_empty((x.shape[0], *sizes, weight.shape[1] * groups)).movedim(-1, 1)
+
+
+@operator(
+    "conv_transpose_dynamic(Tensor x, Tensor weight, Tensor weight_scale, Tensor weight_zero_point, Tensor? bias,"
+    " int[] stride, int[] padding, int[] output_padding, int[] dilation, int groups, bool reduce_range, bool relu,"
+    " Tensor? packed) -> Tensor",
+    meta=_dynamic_meta,
+)
+def conv_transpose_dynamic_reference(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_zero_point: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    reduce_range: bool,
+    relu: bool,
+    packed: Tensor | None,
+) -> Tensor:
+    """Floats from floats: the input on the quint8 grid of its own range, exact sums, then as ``linear_dynamic``."""
+    codes, scale, zero_point = dynamic_codes(x, reduce_range)
+    _check(
+        codes,
+        0,
+        weight,
+        weight_scale,
+        weight_zero_point,
+        bias,
+        stride,
+        padding,
+        output_padding,
+        dilation,
+        groups,
+        *(0, 0, 255),
+        out_dtype=torch.uint8,
+    )
+    total = _exact_sums(codes, zero_point, weight, weight_zero_point, stride, padding, output_padding, dilation, groups)
+    return real_outputs(total, scale, weight_scale, bias, relu, x.dtype)
 
 
 # --- function over quantized tensors ------------------------------------------------------------------------------

@@ -86,6 +86,12 @@ def get_default_dynamic_quant_module_mappings() -> Mapping:
     return dict(DEFAULT_DYNAMIC_QUANT_MODULE_MAPPINGS)
 
 
+def default_dynamic_kinds() -> set[type[nn.Module]]:
+    """The classes that ``quantize_dynamic`` swaps when it is not told which."""
+    table = DEFAULT_DYNAMIC_QUANT_MODULE_MAPPINGS
+    return {kind for kind, twin in table.items() if not getattr(twin, "ON_REQUEST", False)}
+
+
 def get_default_qat_module_mappings() -> Mapping:
     """A copy of :data:`DEFAULT_QAT_MODULE_MAPPINGS`, to extend and pass to ``prepare_qat``."""
     return dict(DEFAULT_QAT_MODULE_MAPPINGS)

@@ -27,6 +27,7 @@ from zeropoint.ao.quantization.qconfig_mapping import QConfigMapping
 from zeropoint.ao.quantization.quantization_mappings import (
     KEEPS_GRID,
     Mapping,
+    default_dynamic_kinds,
     fixed_observer_of,
     get_default_dynamic_quant_module_mappings,
     get_default_qat_module_mappings,
@@ -566,7 +567,8 @@ def quantize_dynamic(
 
     Args:
         model: the float model.
-        qconfig_spec: what to swap: None for every class in the mapping; a set of classes and module names; a dict from
+        qconfig_spec: what to swap: None for every class in the mapping, convolutions excepted, which lose more
+            accuracy than they gain in most models; a set of classes and module names; a dict from
             them to qconfigs (None: leave in float); or a :class:`QConfigMapping`. Classes count for their subclasses.
         dtype: of the weights, qint8.
         mapping: float class → quantized class, instead of the default one.
@@ -578,6 +580,8 @@ def quantize_dynamic(
     Raises:
         ValueError: another dtype. TypeError: a spec of another kind.
     """
+    if qconfig_spec is None and mapping is None:
+        qconfig_spec = default_dynamic_kinds()
     mapping = get_default_dynamic_quant_module_mappings() if mapping is None else mapping
     default = _dynamic_qconfig(dtype)
     if qconfig_spec is None:

@@ -46,7 +46,7 @@ class QuantizationSummary:
         1 module swapped, 1 left in float
         name  before  after
         0     Linear  DynamicQuantizedLinear
-        1     Conv1d  (float)                 no dynamic twin
+        1     Conv1d  (float)                 no qconfig
     """
 
     def __init__(self, records: list[ModuleRecord] | None = None) -> None:

@@ -17,28 +17,14 @@ from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid
 from zeropoint.ops.conv import pad_codes, padding_pairs, to_tuple
 from zeropoint.tensor import QTensor, make_qtensor
 
-__all__ = ["Conv1d", "Conv2d", "Conv3d"]
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvWeights"]
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 Size = int | tuple[int, ...]
 
 
-class _ConvNd(WeightedModule, GridModule):
-    """Convolution from codes to codes: int8 weights, exact integer sums, one rounding at the end.
-
-    The arguments are those of the float module. Padding with zeros pads with the code of real zero. The input is a
-    per-tensor qint8 or quint8 tensor (N, C, spatial) or (C, spatial) on whatever grid it has; the output lies
-    channels-last in memory and has the dtype that the activation observer declared, else the input's.
-
-    Attributes:
-        weight: qint8 tensor (out_channels, in_channels / groups, kernel), on one grid or one an output channel;
-            callable.
-        bias: float32 tensor (out_channels,) or None; callable.
-        scale, zero_point: the output's grid; plain numbers may be assigned.
-
-    Raises:
-        ValueError: channels that ``groups`` does not divide, an unknown padding mode, no output channels.
-    """
+class ConvWeights(WeightedModule):
+    """Weights, arguments and packing of a convolution, static or dynamic."""
 
     RANK: ClassVar[int]
     FLOAT_CLASS: ClassVar[type[nn.Module]]
@@ -58,6 +44,8 @@ class _ConvNd(WeightedModule, GridModule):
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        if isinstance(self, GridModule):
+            self._init_grid(1.0, 0)
         if out_channels < 1 or in_channels < 1:
             raise ValueError(f"{type(self).__name__} needs channels, got {in_channels} in and {out_channels} out")
         if groups < 1 or in_channels % groups or out_channels % groups:
@@ -75,7 +63,6 @@ class _ConvNd(WeightedModule, GridModule):
         self.output_padding = (0,) * self.RANK
         self.groups = groups
         self.padding_mode = padding_mode
-        self._init_grid(1.0, 0)
         self._init_weight((out_channels, in_channels // groups, *self.kernel_size), bias, device)
 
     @property
@@ -84,6 +71,54 @@ class _ConvNd(WeightedModule, GridModule):
 
     def _pack(self, weight: Tensor) -> Tensor:
         return cast(Tensor, torch.ops.zeropoint.conv_pack.default(weight, self.groups))
+
+    def extra_repr(self) -> str:
+        words = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
+        if isinstance(self, GridModule):
+            words.append(f"scale={self.scale}, zero_point={self.zero_point}")
+        if isinstance(self.padding, str) or any(self.padding):
+            words.append(f"padding={self.padding}")
+        if math.prod(self.dilation) != 1:
+            words.append(f"dilation={self.dilation}")
+        if self.groups != 1:
+            words.append(f"groups={self.groups}")
+        if self._buffers["bias"] is None:
+            words.append("bias=False")
+        if self.padding_mode != "zeros":
+            words.append(f"padding_mode={self.padding_mode}")
+        return ", ".join(words)
+
+    @classmethod
+    def _like(cls, layer: Any) -> Any:
+        return cls(
+            layer.in_channels,
+            layer.out_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            layer.groups,
+            layer.bias is not None,
+            layer.padding_mode,
+        )
+
+
+class _ConvNd(ConvWeights, GridModule):
+    """Convolution from codes to codes: int8 weights, exact integer sums, one rounding at the end.
+
+    The arguments are those of the float module. Padding with zeros pads with the code of real zero. The input is a
+    per-tensor qint8 or quint8 tensor (N, C, spatial) or (C, spatial) on whatever grid it has; the output lies
+    channels-last in memory and has the dtype that the activation observer declared, else the input's.
+
+    Attributes:
+        weight: qint8 tensor (out_channels, in_channels / groups, kernel), on one grid or one an output channel;
+            callable.
+        bias: float32 tensor (out_channels,) or None; callable.
+        scale, zero_point: the output's grid; plain numbers may be assigned.
+
+    Raises:
+        ValueError: channels that ``groups`` does not divide, an unknown padding mode, no output channels.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """A quantized (N, out_channels, spatial) tensor.
@@ -122,23 +157,6 @@ class _ConvNd(WeightedModule, GridModule):
         )
         return make_qtensor(out if batched else out.squeeze(0), qdtype, scale, zero_point)
 
-    def extra_repr(self) -> str:
-        words = [
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
-            f"scale={self.scale}, zero_point={self.zero_point}"
-        ]
-        if isinstance(self.padding, str) or any(self.padding):
-            words.append(f"padding={self.padding}")
-        if math.prod(self.dilation) != 1:
-            words.append(f"dilation={self.dilation}")
-        if self.groups != 1:
-            words.append(f"groups={self.groups}")
-        if self._buffers["bias"] is None:
-            words.append("bias=False")
-        if self.padding_mode != "zeros":
-            words.append(f"padding_mode={self.padding_mode}")
-        return ", ".join(words)
-
     @classmethod
     def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> _ConvNd:
         """The quantized twin of a calibrated float or QAT module.
@@ -155,30 +173,16 @@ class _ConvNd(WeightedModule, GridModule):
 
     @classmethod
     def _from_layer(cls, mod: nn.Module, layer: nn.Module, use_precomputed_fake_quant: bool) -> _ConvNd:
-        twin = cls._like(layer)
+        twin: _ConvNd = cls._like(layer)
         weight, bias = calibrated_weight(mod, layer, cls.CHANNEL_AXIS, use_precomputed_fake_quant)
         twin.set_weight_bias(weight, bias)
         twin._init_grid(*output_grid(mod))
         return twin
 
     @classmethod
-    def _like(cls, layer: Any) -> _ConvNd:
-        return cls(
-            layer.in_channels,
-            layer.out_channels,
-            layer.kernel_size,
-            layer.stride,
-            layer.padding,
-            layer.dilation,
-            layer.groups,
-            layer.bias is not None,
-            layer.padding_mode,
-        )
-
-    @classmethod
     def from_reference(cls, ref_qconv: Any, output_scale: float, output_zero_point: int) -> _ConvNd:
         """From a reference module: a float convolution with a ``get_quantized_weight()``, and an output grid."""
-        twin = cls._like(ref_qconv)
+        twin: _ConvNd = cls._like(ref_qconv)
         twin.set_weight_bias(ref_qconv.get_quantized_weight(), ref_qconv.bias)
         twin.scale, twin.zero_point = float(output_scale), int(output_zero_point)
         return twin

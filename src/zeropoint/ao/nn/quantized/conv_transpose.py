@@ -1,6 +1,6 @@
 """Transposed convolutions on quantized tensors.
 
-May import: ``tensor``, ``ops.conv_transpose``, and what quantized modules share.
+May import: ``dtypes``, ``tensor``, ``ops.conv_transpose``, and what quantized modules share.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from zeropoint.ao.nn._weight_norm import effective_weight
 from zeropoint.ao.nn.quantized._base import GridModule, WeightedModule
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid, require_class
 from zeropoint.ao.nn.quantized._weights import join_weight
+from zeropoint.dtypes import as_qdtype
 from zeropoint.ops.conv import to_tuple
 from zeropoint.ops.conv_transpose import output_padding_for
 from zeropoint.tensor import QTensor, make_qtensor
@@ -28,7 +29,8 @@ Size = int | tuple[int, ...]
 
 def exchange_channels(weight: Tensor, groups: int) -> Tensor:
     """(in_channels, out_channels / groups, kernel) as (out_channels, in_channels / groups, kernel), and back."""
-    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    blocks: Tensor = weight.unflatten(0, (groups, -1))
+    return blocks.transpose(1, 2).flatten(0, 1)
 
 
 class _ByOutputChannel(nn.Module):
@@ -54,20 +56,24 @@ class TransposedWeights(WeightedModule):
     RANK: ClassVar[int]
     FLOAT_CLASS: ClassVar[type[nn.Module]]
 
-    def _init_transposed(
+    def __init__(
         self,
         in_channels: int,
         out_channels: int,
         kernel_size: Size,
-        stride: Size,
-        padding: Size,
-        output_padding: Size,
-        groups: int,
-        bias: bool,
-        dilation: Size,
-        padding_mode: str,
-        device: Any,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
+        super().__init__()
+        if isinstance(self, GridModule):
+            self._init_grid(1.0, 0)
         name = type(self).__name__
         if out_channels < 1 or in_channels < 1:
             raise ValueError(f"{name} needs channels, got {in_channels} in and {out_channels} out")
@@ -140,7 +146,7 @@ class TransposedWeights(WeightedModule):
         else:
             raise ValueError(f"{type(self).__name__} takes grids along axis 0 or 1 of its weight, got axis {axis}")
         # One grid first, which checks codes and bias against the module; then the grids of the channels.
-        super().set_weight_bias(make_qtensor(codes, w.dtype, 1.0, 0), b)
+        super().set_weight_bias(make_qtensor(codes, as_qdtype(w.dtype), 1.0, 0), b)
         self._buffers["weight_scale"] = scales.to(torch.float32)
         self._buffers["weight_zero_point"] = zero_points.to(torch.int32)
 
@@ -204,28 +210,6 @@ class _ConvTransposeNd(TransposedWeights, GridModule):
     Raises:
         ValueError: channels that ``groups`` does not divide, a padding mode but zeros, no channels.
     """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Size,
-        stride: Size = 1,
-        padding: Size = 0,
-        output_padding: Size = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: Size = 1,
-        padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__()
-        self._init_grid(1.0, 0)
-        self._init_transposed(
-            *(in_channels, out_channels, kernel_size, stride, padding, output_padding),
-            *(groups, bias, dilation, padding_mode, device),
-        )
 
     def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """A quantized (N, out_channels, spatial) tensor.

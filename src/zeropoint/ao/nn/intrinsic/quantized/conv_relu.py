@@ -1,4 +1,7 @@
-"""(Transposed) convolutions with a rectifier in their epilogue. May import: ``ao.nn.quantized``, ``intrinsic.fused``."""
+"""Convolutions, transposed ones too, with a rectifier in their epilogue.
+
+May import: ``ao.nn.quantized``, ``intrinsic.fused``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,29 @@
 """Modules with int8 weights that take and give float tensors."""
 
+from zeropoint.ao.nn.quantized.dynamic.conv import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+)
 from zeropoint.ao.nn.quantized.dynamic.linear import Linear
 from zeropoint.ao.nn.quantized.dynamic.rnn import GRU, LSTM, GRUCell, LSTMCell, RNNBase, RNNCell, RNNCellBase
 
-__all__ = ["GRU", "LSTM", "GRUCell", "LSTMCell", "Linear", "RNNBase", "RNNCell", "RNNCellBase"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "GRUCell",
+    "LSTMCell",
+    "Linear",
+    "RNNBase",
+    "RNNCell",
+    "RNNCellBase",
+]

@@ -16,7 +16,7 @@ from zeropoint.ao.nn.quantized._from_float import calibrated_weight, require_cla
 from zeropoint.dtypes import as_qdtype, qint8
 from zeropoint.tensor import QTensor
 
-__all__ = ["Linear"]
+__all__ = ["Linear", "per_channel_observer"]
 
 
 @dynamic_twin_of(nn.Linear)
@@ -107,7 +107,7 @@ class Linear(WeightedModule):
         assert isinstance(layer, nn.Linear)
         twin = cls(layer.in_features, layer.out_features, layer.bias is not None)
         weight, bias = calibrated_weight(
-            mod, layer, cls.CHANNEL_AXIS, use_precomputed_fake_quant, default=_per_channel_observer
+            mod, layer, cls.CHANNEL_AXIS, use_precomputed_fake_quant, default=per_channel_observer
         )
         twin.set_weight_bias(weight, bias)
         return twin
@@ -120,7 +120,8 @@ class Linear(WeightedModule):
         return twin
 
 
-def _per_channel_observer() -> Any:
+def per_channel_observer() -> Any:
+    """The weight observer of dynamic layers without a qconfig: one symmetric grid an output channel."""
     # Imported late: that package imports this one for its mappings.
     from zeropoint.ao.quantization.observer import default_per_channel_weight_observer
 
