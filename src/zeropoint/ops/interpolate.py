@@ -89,11 +89,8 @@ def interpolate_reference(
 
 def _select(x: Tensor, axis: int, index: Tensor) -> Tensor:
     """``index_select`` in memory order, so that channels-last stays so."""
-    return (
-        x.movedim(1, -1).index_select(axis - 1, index).movedim(-1, 1)
-        if x.movedim(1, -1).is_contiguous()
-        else x.index_select(axis, index)
-    )
+    last = x.movedim(1, -1)
+    return last.index_select(axis - 1, index).movedim(-1, 1) if last.is_contiguous() else x.index_select(axis, index)
 
 
 # --- torch's function on quantized tensors ------------------------------------------------------------------------
@@ -137,6 +134,8 @@ def interpolate(
     if (size is None) == (scale_factor is None):
         raise ValueError("interpolate takes either size or scale_factor")
     sizes, factors = _sizes_and_factors(codes, size, scale_factor, rank)
+    if min(sizes) < 1:
+        raise ValueError(f"interpolate gives sizes above 0, got {sizes} from shape {tuple(codes.shape)}")
     if mode == "area":
         pooled = torch.ops.zeropoint.adaptive_avg_pool.default(codes, x.zero_point, sizes)
         return x._with_codes(pooled)
