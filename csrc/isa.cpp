@@ -1,5 +1,6 @@
 #include "isa.h"
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 
@@ -47,10 +48,8 @@ enum class Word { eax, ecx };
 }
 #endif
 
-}  // namespace
-
 // ZEROPOINT_HAS_... says what this build holds: CMakeLists.txt leaves out what the compiler does not know.
-bool processor_has(Isa isa) {
+bool ask_processor(Isa isa) {
   switch (isa) {
     case Isa::portable:
       return true;
@@ -60,11 +59,11 @@ bool processor_has(Isa isa) {
 #endif
 #if defined(ZEROPOINT_HAS_AVXVNNI)
     case Isa::avx_vnni:
-      return processor_has(Isa::avx2) && cpuid_bit(7, 1, Word::eax, 4);
+      return ask_processor(Isa::avx2) && cpuid_bit(7, 1, Word::eax, 4);
 #endif
 #if defined(ZEROPOINT_HAS_AVX512VNNI)
     case Isa::avx512_vnni:
-      return processor_has(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      return ask_processor(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512vnni");
 #endif
@@ -74,11 +73,24 @@ bool processor_has(Isa isa) {
 #endif
 #if defined(ZEROPOINT_HAS_NEON_I8MM) && defined(__linux__)
     case Isa::neon_i8mm:
-      return processor_has(Isa::neon_dot) && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+      return ask_processor(Isa::neon_dot) && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
 #endif
     default:
       return false;
   }
+}
+
+}  // namespace
+
+bool processor_has(Isa isa) {
+  // Asked once: in a virtual machine the question leaves it, and takes microseconds.
+  static const auto answers = [] {
+    std::array<bool, std::size(kAll)> found{};
+    for (Isa each : kAll) found[static_cast<size_t>(each)] = ask_processor(each);
+    return found;
+  }();
+  const auto index = static_cast<size_t>(isa);
+  return index < answers.size() && answers[index];
 }
 
 Isa active_isa() { return state(); }

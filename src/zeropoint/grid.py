@@ -152,7 +152,7 @@ def code_of(value: float, scale: float, zero_point: int, quant_min: int, quant_m
     return _code_of(value, scale, zero_point, quant_min, quant_max)
 
 
-# What torch.compiler.assume_constant_result sets; calling that here would import all of torch.compile with this package.
+# What torch.compiler.assume_constant_result sets; to call that here would import all of torch.compile.
 code_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
