@@ -194,7 +194,11 @@ def prepare(
         tuple(observer_non_leaf_module_list or ()),
         custom.get("float_to_observed_custom_module_class", {}),
     )
-    return rules.apply(model, "", set())
+    model = rules.apply(model, "", set())
+    if any(isinstance(part, FloatFunctional) for part in model.modules()):
+        model.register_forward_pre_hook(_begin_pass, prepend=True)
+        model.register_forward_hook(_end_pass, prepend=True)
+    return model
 
 
 class _ObservationRules:
@@ -227,6 +231,7 @@ class _ObservationRules:
         if isinstance(module, FloatFunctional):
             if wanted:
                 module.activation_post_process = make_observer(module)
+                module.module_path = name  # type: ignore[assignment]
             return module
         if self._is_unit(module, kind):
             if wanted and self._is_observed(module, kind):
@@ -288,8 +293,20 @@ def _observe_input(module: nn.Module, args: Any) -> Any:
     return (module.activation_post_process(args[0]), *args[1:])  # type: ignore[operator]
 
 
-_observe_output._observes = True  # type: ignore[attr-defined]
-_observe_input._observes = True  # type: ignore[attr-defined]
+def _begin_pass(module: nn.Module, args: Any) -> None:
+    for part in module.modules():
+        if isinstance(part, FloatFunctional):
+            part.uses_in_pass = 0
+
+
+def _end_pass(module: nn.Module, args: Any, output: Any) -> None:
+    for part in module.modules():
+        if isinstance(part, FloatFunctional):
+            part.uses_in_pass = None
+
+
+for _hook in (_observe_output, _observe_input, _begin_pass, _end_pass):
+    _hook._observes = True  # type: ignore[attr-defined]
 
 
 def add_quant_dequant(module: nn.Module) -> nn.Module:

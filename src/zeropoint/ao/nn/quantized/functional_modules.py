@@ -8,6 +8,7 @@ May import: ``ops.arithmetic``, ``tensor``, and what quantized modules share.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,7 +74,8 @@ class _FloatOps(nn.Module):
 class FloatFunctional(_FloatOps):
     """Float arithmetic that ``prepare`` can observe and ``convert`` swaps for :class:`QFunctional`.
 
-    One object observes all operations it is used for and gives them one output grid: use one object for each.
+    One object observes all operations it is used for and gives them one output grid: use one object for each. A
+    prepared model warns, with the object's name, of one that is used twice in a forward pass.
 
     Example:
         >>> import torch
@@ -82,11 +84,26 @@ class FloatFunctional(_FloatOps):
         tensor(3.)
     """
 
+    module_path: str = ""
+    """Where ``prepare`` found the object in the model, for the warning."""
+
+    uses_in_pass: int | None = None
+    """How often it was used in the forward pass of a prepared model that runs now; None outside of one."""
+
     def __init__(self) -> None:
         super().__init__()
         self.activation_post_process: nn.Module = nn.Identity()
 
     def _result(self, x: Tensor) -> Tensor:
+        if self.uses_in_pass is not None:
+            self.uses_in_pass += 1
+            if self.uses_in_pass == 2:
+                warnings.warn(
+                    f"FloatFunctional {self.module_path!r} is used more than once in a forward pass, so its operations "
+                    "share one output grid: give each operation an object of its own",
+                    UserWarning,
+                    stacklevel=3,
+                )
         return self.activation_post_process(x)  # type: ignore[no-any-return]
 
 
