@@ -45,11 +45,11 @@ demo: $(VENV)/examples.done ## quantize real networks and compare them with floa
 test: $(VENV)/examples.done ## all tests
 	$(PYTEST)
 
-check: $(VENV)/package.done ## format, lint, types, two cases of every fast test: under a minute
+check: $(VENV)/package.done ## format, lint, types, a case of every fast test: under a minute
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) -q --sample 2 -m "not slow and not real"
+	$(PYTEST) -q --sample 1 -m "not slow and not real"
 
 format: $(VENV)/tools.done ## format the code
 	$(BIN)/ruff format .

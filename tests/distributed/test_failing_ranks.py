@@ -8,6 +8,8 @@ import failing_ranks
 import pytest
 from ranks import run_apart
 
+pytestmark = pytest.mark.slow
+
 HOOKS = pytest.mark.parametrize("hook", ["pertensor", "allreduce-8"])
 
 
