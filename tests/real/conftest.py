@@ -6,13 +6,11 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from zeropoint import ops
+from reference_backend import ReferenceBackend
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CURE = "pip install --no-deps -r examples/requirements.txt"
@@ -36,25 +34,6 @@ def example(_examples_on_the_path: None) -> Callable[..., Any]:
             pytest.skip(f"{error}: {CURE}")
 
     return call
-
-
-class ReferenceBackend(TorchDispatchMode):
-    """Runs the reference of every zeropoint operator, whatever is registered for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        families = [value for value in vars(ops).values() if isinstance(value, ModuleType)]
-        self.references = {
-            name.removesuffix("_reference"): function
-            for family in families
-            for name, function in vars(family).items()
-            if name.endswith("_reference")
-        }
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "zeropoint":
-            return self.references[func._schema.name.removeprefix("zeropoint::")](*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
