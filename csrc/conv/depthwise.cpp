@@ -43,16 +43,16 @@ int64_t sums_bytes(const WeightSize& size) { return gemm::round_up(lanes_of(size
 void run_single(const Row& row) {
   constexpr int64_t kWidth = 16;
   for (int64_t o = 0; o < row.columns; ++o) {
-    int32_t sums[kWidth];
+    uint32_t sums[kWidth];  // modulo 2**32: damaged weights may give any sum
     std::memcpy(sums, row.start, sizeof sums);
     const int16_t* w = static_cast<const int16_t*>(row.weights);
     for (int64_t k = 0; k < row.kernel_columns; ++k)
       for (int64_t r = 0; r < row.kernel_rows; ++r, w += kWidth) {
         const uint8_t* x = row.rows[r] + (o * row.stride + k * row.dilation) * kWidth;
-        for (int64_t c = 0; c < kWidth; ++c) sums[c] += x[c] * w[c];
+        for (int64_t c = 0; c < kWidth; ++c) sums[c] += static_cast<uint32_t>(x[c] * w[c]);
       }
     for (int64_t c = 0; c < row.channels; ++c) {
-      float y = static_cast<float>(sums[c]) * row.multiplier[c];
+      float y = static_cast<float>(static_cast<int32_t>(sums[c])) * row.multiplier[c];
       y = y + row.offset[c];
       y = std::min(std::max(y, static_cast<float>(row.low)), row.high);
       row.out[o * row.out_stride + c] =
@@ -92,7 +92,7 @@ Lanes make_lanes(const std::vector<Block>& blocks, const WeightSize& size, const
     for (int64_t c = 0; c < channels; c += 4)  // four channels always stand together
       for (int64_t i = 0, lane = block.lane + lane_of(block.width, c); i < std::min<int64_t>(4, channels - c); ++i) {
         const size_t at = static_cast<size_t>(lane + i);
-        lanes.start[at] = -za * sums[at];
+        lanes.start[at] = static_cast<int32_t>(0u - static_cast<uint32_t>(za) * static_cast<uint32_t>(sums[at]));
         lanes.multiplier[at] = requantize.multiplier[block.first + c + i];
         lanes.offset[at] = requantize.offset ? requantize.offset[block.first + c + i] : 0.0f;
       }

@@ -35,8 +35,32 @@ inline void accumulate(__m256i& sum, __m256i products) {
   __asm__("" : "+x"(sum));
 }
 
-template <int Rows>
-void multiply_quads(const uint8_t* a, int64_t a_stride, const int8_t* b, int64_t groups, int32_t* tile) {
+// Where the sums of a tile go: as they are to `tile`, or, with `codes`, to rows of a whole panel of `out`.
+struct Sink {
+  int32_t* tile;
+  const Codes* codes;
+  uint8_t* out;
+  int64_t out_stride;
+};
+
+template <int Rows, bool kToCodes>
+inline __attribute__((always_inline)) void finish(__m256i (&sums)[Rows][2], const Sink& sink) {
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) {
+    // One row after the other: prepared side by side they would push the sums out of their registers.
+    __asm__ volatile("" : "+x"(sums[r][0]), "+x"(sums[r][1]) : : "memory");
+    if constexpr (kToCodes) {
+      store_codes(sums[r], *sink.codes, sink.out + r * sink.out_stride);
+    } else {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(sink.tile + r * kPanel), sums[r][0]);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(sink.tile + r * kPanel + 8), sums[r][1]);
+    }
+  }
+}
+
+template <int Rows, bool kToCodes>
+void multiply_quads(const uint8_t* a, int64_t a_stride, const int8_t* b, int64_t groups, const Sink& sink) {
+  const int32_t* tile = sink.tile;
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i sums[Rows][2];
 #pragma GCC unroll 4
@@ -66,15 +90,11 @@ void multiply_quads(const uint8_t* a, int64_t a_stride, const int8_t* b, int64_t
       accumulate(sums[r][1], _mm256_madd_epi16(_mm256_maddubs_epi16(x, w1), ones));
     }
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h)
-      _mm256_store_si256(reinterpret_cast<__m256i*>(tile + r * kPanel + 8 * h), sums[r][h]);
+  finish<Rows, kToCodes>(sums, sink);
 }
 
-template <int Rows>
-void multiply_words(const int16_t* a, int64_t a_stride, const int8_t* b, int64_t groups, int32_t* tile) {
+template <int Rows, bool kToCodes>
+void multiply_words(const int16_t* a, int64_t a_stride, const int8_t* b, int64_t groups, const Sink& sink) {
   __m256i sums[Rows][2];
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
@@ -90,20 +110,28 @@ void multiply_words(const int16_t* a, int64_t a_stride, const int8_t* b, int64_t
       }
     }
   }
-#pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h)
-      _mm256_store_si256(reinterpret_cast<__m256i*>(tile + r * kPanel + 8 * h), sums[r][h]);
+  finish<Rows, kToCodes>(sums, sink);
 }
 
-using MultiplyQuads = void (*)(const uint8_t*, int64_t, const int8_t*, int64_t, int32_t*);
-using MultiplyWords = void (*)(const int16_t*, int64_t, const int8_t*, int64_t, int32_t*);
-constexpr MultiplyQuads kQuads[kQuadRows + 1] = {nullptr, multiply_quads<1>, multiply_quads<2>, multiply_quads<3>,
-                                                 multiply_quads<4>};
-constexpr MultiplyWords kWords[kWordRows + 1] = {nullptr,           multiply_words<1>, multiply_words<2>,
-                                                 multiply_words<3>, multiply_words<4>, multiply_words<5>,
-                                                 multiply_words<6>};
+using MultiplyQuads = void (*)(const uint8_t*, int64_t, const int8_t*, int64_t, const Sink&);
+using MultiplyWords = void (*)(const int16_t*, int64_t, const int8_t*, int64_t, const Sink&);
+template <bool kToCodes>
+constexpr MultiplyQuads kQuads[kQuadRows + 1] = {nullptr, multiply_quads<1, kToCodes>, multiply_quads<2, kToCodes>,
+                                                 multiply_quads<3, kToCodes>, multiply_quads<4, kToCodes>};
+template <bool kToCodes>
+constexpr MultiplyWords kWords[kWordRows + 1] = {nullptr,
+                                                 multiply_words<1, kToCodes>,
+                                                 multiply_words<2, kToCodes>,
+                                                 multiply_words<3, kToCodes>,
+                                                 multiply_words<4, kToCodes>,
+                                                 multiply_words<5, kToCodes>,
+                                                 multiply_words<6, kToCodes>};
+
+// The sink of one panel: codes if its epilogue and its width allow.
+Sink sink_of(const Packed& packed, const Epilogue& ep, int64_t n, int64_t columns, int32_t* tile, Codes* codes) {
+  const bool to_codes = columns == kPanel && prepare_codes(packed, ep, n, codes);
+  return {tile, to_codes ? codes : nullptr, static_cast<uint8_t*>(ep.out) + n - ep.out_column, ep.out_stride};
+}
 
 // Starts a tile: zeros, and the products of what was cut off the weights of this panel. The list is read from packed
 // bytes, so every index is checked.
@@ -116,22 +144,29 @@ void start_tile(const Packed& packed, int64_t panel, const uint8_t* a, int64_t a
   for (int64_t i = packed.outlier_begin[panel]; i < end; ++i) {
     const Outlier cut = packed.outliers[i];
     if (cut.k >= packed.k || cut.column >= kPanel) continue;
-    for (int64_t r = 0; r < rows; ++r) tile[r * kPanel + cut.column] += cut.value * a[r * a_stride + cut.k];
+    for (int64_t r = 0; r < rows; ++r) {
+      int32_t& sum = tile[r * kPanel + cut.column];
+      sum = static_cast<int32_t>(static_cast<uint32_t>(sum) + static_cast<uint32_t>(cut.value * a[r * a_stride + cut.k]));
+    }
   }
 }
 
 void run_quads(const Job& job) {
   const Packed& packed = *job.packed;
   alignas(32) int32_t tile[kQuadRows * kPanel];
+  Codes codes;
   for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
     const int8_t* b = packed.panel(n / kPanel) + job.group_begin * kStep;
     const int64_t columns = job.n_end - n < kPanel ? job.n_end - n : kPanel;
+    Sink sink = sink_of(packed, *job.epilogue, n, columns, tile, &codes);
+    const MultiplyQuads* kernels = sink.codes ? kQuads<true> : kQuads<false>;
     for (int64_t row = 0; row < job.m; row += kQuadRows) {
       const int64_t rows = job.m - row < kQuadRows ? job.m - row : kQuadRows;
       const uint8_t* a = job.a + row * job.a_stride;
       start_tile(packed, n / kPanel, a, job.a_stride, rows, tile);
-      kQuads[rows](a + job.group_begin * kGroup, job.a_stride, b, job.group_end - job.group_begin, tile);
-      store_panel(tile, row, rows, n, columns, packed, *job.epilogue);
+      kernels[rows](a + job.group_begin * kGroup, job.a_stride, b, job.group_end - job.group_begin, sink);
+      if (sink.codes == nullptr) store_panel(tile, row, rows, n, columns, packed, *job.epilogue);
+      sink.out += rows * sink.out_stride;
     }
   }
 }
@@ -154,13 +189,17 @@ void run_words(const Job& job) {
   for (int64_t row = 0; row < job.m; ++row)
     widen(job.a + row * job.a_stride + job.group_begin * kGroup, wide + row * stride, depth);
   alignas(32) int32_t tile[kWordRows * kPanel];
+  Codes codes;
   for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
     const int8_t* b = packed.panel(n / kPanel) + job.group_begin * kStep;
     const int64_t columns = job.n_end - n < kPanel ? job.n_end - n : kPanel;
+    Sink sink = sink_of(packed, *job.epilogue, n, columns, tile, &codes);
+    const MultiplyWords* kernels = sink.codes ? kWords<true> : kWords<false>;
     for (int64_t row = 0; row < job.m; row += kWordRows) {
       const int64_t rows = job.m - row < kWordRows ? job.m - row : kWordRows;
-      kWords[rows](wide + row * stride, stride, b, groups, tile);
-      store_panel(tile, row, rows, n, columns, packed, *job.epilogue);
+      kernels[rows](wide + row * stride, stride, b, groups, sink);
+      if (sink.codes == nullptr) store_panel(tile, row, rows, n, columns, packed, *job.epilogue);
+      sink.out += rows * sink.out_stride;
     }
   }
 }

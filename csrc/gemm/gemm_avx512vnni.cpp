@@ -30,8 +30,29 @@ inline int32_t load_group(const uint8_t* a) {
   return four;
 }
 
-template <int Rows, int Panels>
-void multiply(const uint8_t* a, int64_t a_stride, const int8_t* b, int64_t panel_bytes, int64_t groups, int32_t* tile) {
+// Of the columns of a tile, what turns sums into codes where no step can be NaN and weight zero points are 0.
+struct Codes {
+  alignas(64) int32_t constant[kMaxPanels * kPanel];
+  alignas(64) float multiplier[kMaxPanels * kPanel], offset[kMaxPanels * kPanel];
+  float low, high;
+  int32_t out_zero_point;
+  int64_t out_stride;
+  int64_t last_columns;  // of the last panel, to be stored
+};
+
+struct Tile {
+  const uint8_t* a;
+  int64_t a_stride;
+  const int8_t* b;
+  int64_t panel_bytes, groups;
+};
+
+// Sums, and what becomes of them: codes in `out`, straight from the registers, or else as they are in `sums_out`.
+template <int Rows, int Panels, bool kToCodes>
+void multiply(const Tile& tile, int32_t* sums_out, const Codes* codes, uint8_t* out) {
+  const uint8_t* a = tile.a;
+  const int8_t* b = tile.b;
+  const int64_t a_stride = tile.a_stride, panel_bytes = tile.panel_bytes, groups = tile.groups;
   // One or two rows alone would wait for each addition: odd and even groups add up apart.
   constexpr int kChains = Rows * Panels <= 4 ? 2 : 1;
   __m512i sums[kChains][Rows][Panels];
@@ -67,27 +88,61 @@ void multiply(const uint8_t* a, int64_t a_stride, const int8_t* b, int64_t panel
             _mm512_dpbusd_epi32(sums[0][r][p], x, _mm512_loadu_si512(b + p * panel_bytes + g * kStep));
     }
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < Rows; ++r)
+  if constexpr (kToCodes) {
+    const __m512 low = _mm512_set1_ps(codes->low), high = _mm512_set1_ps(codes->high);
+    const __m512i out_zero = _mm512_set1_epi32(codes->out_zero_point);
+    const bool whole = codes->last_columns == kPanel;
+    const __mmask16 mask = static_cast<__mmask16>((1u << codes->last_columns) - 1);
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) {
-      __m512i sum = sums[0][r][p];
-      if constexpr (kChains == 2) sum = _mm512_add_epi32(sum, sums[1][r][p]);
-      _mm512_store_si512(tile + (r * Panels + p) * kPanel, sum);
+      const __m512i constant = _mm512_load_si512(codes->constant + p * kPanel);
+      const __m512 multiplier = _mm512_load_ps(codes->multiplier + p * kPanel);
+      const __m512 offset = _mm512_load_ps(codes->offset + p * kPanel);
+#pragma GCC unroll 12
+      for (int r = 0; r < Rows; ++r) {
+        __m512i sum = sums[0][r][p];
+        if constexpr (kChains == 2) sum = _mm512_add_epi32(sum, sums[1][r][p]);
+        // One step after the other: prepared side by side they would push the sums out of their registers.
+        __asm__ volatile("" : "+v"(sum) : : "memory");
+        sum = _mm512_add_epi32(sum, constant);
+        __m512 y = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), multiplier), offset);
+        y = _mm512_min_ps(_mm512_max_ps(y, low), high);
+        const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(y), out_zero));
+        uint8_t* to = out + r * codes->out_stride + p * kPanel;
+        if (p + 1 < Panels || whole)
+          _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+        else
+          _mm_mask_storeu_epi8(to, mask, bytes);
+      }
     }
+  } else {
+#pragma GCC unroll 12
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) {
+        __m512i sum = sums[0][r][p];
+        if constexpr (kChains == 2) sum = _mm512_add_epi32(sum, sums[1][r][p]);
+        _mm512_store_si512(sums_out + (r * Panels + p) * kPanel, sum);
+      }
+  }
 }
 
-using Multiply = void (*)(const uint8_t*, int64_t, const int8_t*, int64_t, int64_t, int32_t*);
+using Multiply = void (*)(const Tile&, int32_t*, const Codes*, uint8_t*);
 
-constexpr Multiply kMultiply[kMaxPanels + 1][13] = {
-    {},
-    {nullptr, multiply<1, 1>, multiply<2, 1>, multiply<3, 1>, multiply<4, 1>, multiply<5, 1>, multiply<6, 1>,
-     multiply<7, 1>, multiply<8, 1>, multiply<9, 1>, multiply<10, 1>, multiply<11, 1>, multiply<12, 1>},
-    {nullptr, multiply<1, 2>, multiply<2, 2>, multiply<3, 2>, multiply<4, 2>, multiply<5, 2>, multiply<6, 2>,
-     multiply<7, 2>, multiply<8, 2>, multiply<9, 2>, multiply<10, 2>, multiply<11, 2>, multiply<12, 2>},
-    {nullptr, multiply<1, 3>, multiply<2, 3>, multiply<3, 3>, multiply<4, 3>, multiply<5, 3>, multiply<6, 3>,
-     multiply<7, 3>, multiply<8, 3>},
-    {nullptr, multiply<1, 4>, multiply<2, 4>, multiply<3, 4>, multiply<4, 4>, multiply<5, 4>, multiply<6, 4>},
+// By panels and rows of a tile.
+template <bool kToCodes>
+struct Kernels {
+  template <int Rows, int Panels>
+  static constexpr Multiply kOf = multiply<Rows, Panels, kToCodes>;
+  static constexpr Multiply kTable[kMaxPanels + 1][13] = {
+      {},
+      {nullptr, kOf<1, 1>, kOf<2, 1>, kOf<3, 1>, kOf<4, 1>, kOf<5, 1>, kOf<6, 1>, kOf<7, 1>, kOf<8, 1>, kOf<9, 1>,
+       kOf<10, 1>, kOf<11, 1>, kOf<12, 1>},
+      {nullptr, kOf<1, 2>, kOf<2, 2>, kOf<3, 2>, kOf<4, 2>, kOf<5, 2>, kOf<6, 2>, kOf<7, 2>, kOf<8, 2>, kOf<9, 2>,
+       kOf<10, 2>, kOf<11, 2>, kOf<12, 2>},
+      {nullptr, kOf<1, 3>, kOf<2, 3>, kOf<3, 3>, kOf<4, 3>, kOf<5, 3>, kOf<6, 3>, kOf<7, 3>, kOf<8, 3>},
+      {nullptr, kOf<1, 4>, kOf<2, 4>, kOf<3, 4>, kOf<4, 4>, kOf<5, 4>, kOf<6, 4>},
+  };
 };
 
 // Whether one of 16 floats is NaN or an infinity: only then can a step be NaN.
@@ -143,6 +198,22 @@ void store_panel_as(const int32_t* tile, int64_t tile_stride, int64_t row, int64
 using StorePanel = void (*)(const int32_t*, int64_t, int64_t, int64_t, int64_t, int64_t, const Packed&,
                             const Epilogue&);
 
+// Fills in what depends on the columns [n, n + panels * 16). False if a step of theirs can be NaN.
+bool prepare_codes(const Packed& packed, const Epilogue& ep, int64_t n, int64_t panels, Codes* codes) {
+  const __m512i za = _mm512_set1_epi32(ep.activation_zero_point);
+  bool finite = true;
+  for (int64_t i = 0; i < panels * kPanel; i += kPanel) {
+    const __m512i sums = _mm512_loadu_si512(packed.column_sums + n + i);
+    const __m512 multiplier = _mm512_loadu_ps(ep.multiplier + n + i);
+    const __m512 offset = ep.offset ? _mm512_loadu_ps(ep.offset + n + i) : _mm512_setzero_ps();
+    _mm512_store_si512(codes->constant + i, _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_mullo_epi32(za, sums)));
+    _mm512_store_ps(codes->multiplier + i, multiplier);
+    _mm512_store_ps(codes->offset + i, offset);
+    finite = finite && !any_nonfinite(multiplier) && !any_nonfinite(offset);
+  }
+  return finite;
+}
+
 StorePanel store_for(Epilogue::Output output) {
   switch (output) {
     case Epilogue::Output::codes: return store_panel_as<Epilogue::Output::codes>;
@@ -156,23 +227,31 @@ StorePanel store_for(Epilogue::Output output) {
 
 void run_avx512_vnni(const Job& job) {
   const Packed& packed = *job.packed;
-  const int64_t groups = job.group_end - job.group_begin;
-  const int64_t panel_bytes = packed.panel_bytes();
-  const StorePanel store_panel = store_for(job.epilogue->output);
-  alignas(64) int32_t tile[24 * kPanel];
+  const Epilogue& ep = *job.epilogue;
+  const bool to_codes = ep.output == Epilogue::Output::codes && ep.weight_zero_point == nullptr;
+  const StorePanel store_panel = store_for(ep.output);
+  alignas(64) int32_t sums[24 * kPanel];
+  Codes codes;
+  codes.low = ep.low, codes.high = ep.high;
+  codes.out_zero_point = ep.out_zero_point;
+  codes.out_stride = ep.out_stride;
+  Tile tile = {nullptr, job.a_stride, nullptr, packed.panel_bytes(), job.group_end - job.group_begin};
   for (int64_t n = job.n_begin; n < job.n_end;) {
     const int64_t left = (job.n_end - n + kPanel - 1) / kPanel;
     const int64_t panels = left < kMaxPanels ? left : kMaxPanels;
-    const int8_t* b = packed.panel(n / kPanel) + job.group_begin * kStep;
+    const int64_t columns = job.n_end - n < panels * kPanel ? job.n_end - n : panels * kPanel;
+    codes.last_columns = columns - (panels - 1) * kPanel;
+    const bool in_registers = to_codes && prepare_codes(packed, ep, n, panels, &codes);
+    const Multiply* kernels = in_registers ? Kernels<true>::kTable[panels] : Kernels<false>::kTable[panels];
+    uint8_t* out = static_cast<uint8_t*>(ep.out) + n - ep.out_column;
+    tile.b = packed.panel(n / kPanel) + job.group_begin * kStep;
     for (int64_t row = 0; row < job.m;) {
       const int64_t rows = job.m - row < kTileRows[panels] ? job.m - row : kTileRows[panels];
-      const uint8_t* a = job.a + row * job.a_stride + job.group_begin * kGroup;
-      kMultiply[panels][rows](a, job.a_stride, b, panel_bytes, groups, tile);
-      for (int64_t p = 0; p < panels; ++p) {
-        const int64_t first = n + p * kPanel;
-        const int64_t columns = job.n_end - first < kPanel ? job.n_end - first : kPanel;
-        store_panel(tile + p * kPanel, panels * kPanel, row, rows, first, columns, packed, *job.epilogue);
-      }
+      tile.a = job.a + row * job.a_stride + job.group_begin * kGroup;
+      kernels[rows](tile, sums, &codes, out + row * ep.out_stride);
+      for (int64_t p = 0; p < panels && !in_registers; ++p)
+        store_panel(sums + p * kPanel, panels * kPanel, row, rows, n + p * kPanel,
+                    p + 1 < panels ? kPanel : codes.last_columns, packed, ep);
       row += rows;
     }
     n += panels * kPanel;

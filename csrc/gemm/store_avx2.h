@@ -99,6 +99,40 @@ inline void store_panel_as(const int32_t* tile, int64_t row, int64_t rows, int64
   }
 }
 
+// What turns sums of one panel into codes straight from registers, where no step can be NaN and weight zero points are 0.
+struct Codes {
+  Columns constant, multiplier, offset;
+  float low, high;
+  int32_t out_zero_point;
+};
+
+// False if the epilogue is another, or a step can be NaN.
+inline bool prepare_codes(const Packed& packed, const Epilogue& ep, int64_t n, Codes* codes) {
+  if (ep.output != Epilogue::Output::codes || ep.weight_zero_point != nullptr) return false;
+  const __m256i minus_za = _mm256_set1_epi32(static_cast<int32_t>(0u - static_cast<uint32_t>(ep.activation_zero_point)));
+  codes->constant = load_columns(packed.column_sums + n);
+  for (__m256i& half : codes->constant.half) half = _mm256_mullo_epi32(half, minus_za);
+  codes->multiplier = load_columns(ep.multiplier + n);
+  codes->offset = ep.offset ? load_columns(ep.offset + n) : Columns{};
+  codes->low = ep.low, codes->high = ep.high;
+  codes->out_zero_point = ep.out_zero_point;
+  return !any_nonfinite(codes->multiplier) && !any_nonfinite(codes->offset);
+}
+
+// One row of a whole panel.
+inline __attribute__((always_inline)) void store_codes(const __m256i (&sums)[2], const Codes& to, uint8_t* out) {
+  Columns codes;
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    const __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(sums[h], to.constant.half[h]));
+    __m256 y = _mm256_add_ps(_mm256_mul_ps(sum, _mm256_castsi256_ps(to.multiplier.half[h])),
+                             _mm256_castsi256_ps(to.offset.half[h]));
+    y = _mm256_min_ps(_mm256_max_ps(y, _mm256_set1_ps(to.low)), _mm256_set1_ps(to.high));
+    codes.half[h] = _mm256_add_epi32(_mm256_cvtps_epi32(y), _mm256_set1_epi32(to.out_zero_point));
+  }
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), low_bytes(codes));
+}
+
 // Stores `rows` rows of one panel from `tile` (16 sums a row); `columns` <= 16 of them are wanted.
 inline void store_panel(const int32_t* tile, int64_t row, int64_t rows, int64_t n, int64_t columns,
                         const Packed& packed, const Epilogue& ep) {

@@ -65,14 +65,15 @@ class Reader {
   }
   uint8_t* output(int64_t count, int64_t element, const char* what) { return locate(count, element, true, what); }
 
-  // A buffer whose length the program does not say: all that follows the offset. Null where the memory is -1.
-  const uint8_t* rest(int64_t* length, const char* what) {
+  // A buffer of elements of `element` bytes whose length the program does not say: all that follows the offset. Null
+  // where the memory is -1.
+  const uint8_t* rest(int64_t element, int64_t* length, const char* what) {
     const int64_t index = between(-1, static_cast<int64_t>(memories_.size()) - 1, what);
     const int64_t offset = word();
     *length = 0;
     if (index < 0) return nullptr;
     const Memory& memory = memories_[static_cast<size_t>(index)];
-    require(0 <= offset && offset <= memory.size, what);
+    require(0 <= offset && offset <= memory.size && offset % element == 0, what);
     *length = memory.size - offset;
     return memory.data + offset;
   }
@@ -104,7 +105,7 @@ class Reader {
 
 int64_t product(Reader& in, std::initializer_list<int64_t> sizes) {
   int64_t result = 1;
-  for (int64_t size : sizes) in.require(!__builtin_mul_overflow(result, size, &result), "a buffer is too large");
+  for (int64_t size : sizes) in.require(!__builtin_mul_overflow(result, size, &result), "a size is too large");
   return result;
 }
 
@@ -159,12 +160,12 @@ void convolve(Reader& in, const Parallel& parallel) {
   const int64_t channels = g.weight.out_channels;
   const auto* weight = in.input(product(in, {channels, g.weight.depth()}), 1, "conv: weight");
   int64_t packed_length, zero_length, offset_length;
-  const auto* packed = in.rest(&packed_length, "conv: packed weight");
-  const auto* zero_points = in.rest(&zero_length, "conv: weight zero points");
+  const auto* packed = in.rest(1, &packed_length, "conv: packed weight");
+  const auto* zero_points = in.rest(4, &zero_length, "conv: weight zero points");
   in.require(zero_points == nullptr || zero_length >= channels * 4, "conv: weight zero points");
   conv::Requantize requantize;
   requantize.multiplier = reinterpret_cast<const float*>(in.input(channels, 4, "conv: multiplier"));
-  requantize.offset = reinterpret_cast<const float*>(in.rest(&offset_length, "conv: offset"));
+  requantize.offset = reinterpret_cast<const float*>(in.rest(4, &offset_length, "conv: offset"));
   in.require(requantize.offset == nullptr || offset_length >= channels * 4, "conv: offset");
   const Type to = in.byte_type("conv: output dtype");
   const elementwise::Grid grid = in.grid(to);
@@ -190,12 +191,12 @@ void linear(Reader& in, const Parallel& parallel) {
   call.out = in.output(product(in, {call.m, n}), 1, "linear writes outside its memory");
   const auto* weight = in.input(product(in, {n, k}), 1, "linear: weight");
   int64_t packed_length;
-  const auto* packed = in.rest(&packed_length, "linear: packed weight");
+  const auto* packed = in.rest(1, &packed_length, "linear: packed weight");
   gemm::Layer layer;
   layer.scale = {in.input(n, 4, "linear: scales"), gemm::Numbers::Type::f32, n};
   layer.zero_point = {in.input(n, 4, "linear: weight zero points"), gemm::Numbers::Type::i32, n};
   int64_t bias_length;
-  layer.bias.data = in.rest(&bias_length, "linear: bias");
+  layer.bias.data = in.rest(4, &bias_length, "linear: bias");
   in.require(layer.bias.data == nullptr || bias_length >= n * 4, "linear: bias");
   layer.bias.count = n;
   const Type to = in.byte_type("linear: output dtype");
@@ -248,7 +249,7 @@ void pool_windows(Reader& in, bool average, const Parallel& parallel) {
   pool::Windows windows;
   windows.batch = in.size("pool: batch");
   windows.channels = in.size("pool: channels");
-  int64_t positions = 1;
+  int64_t positions = 1, volume = 1;
   for (int d = 0; d < 3; ++d) {
     windows.in[d] = in.between(1, kLargest, "pool: input size");
     const int64_t out = in.between(1, kMostWindows, "pool: output size");
@@ -260,15 +261,18 @@ void pool_windows(Reader& in, bool average, const Parallel& parallel) {
     const int64_t kernel = in.between(1, kLargest, "pool: kernel size"), stride = in.between(1, kLargest, "pool: stride");
     const int64_t padding = in.between(0, kernel / 2, "pool: padding"), dilation = in.between(1, kLargest, "pool: dilation");
     const bool count_padding = in.flag("pool: whether padding counts");
+    volume = product(in, {volume, kernel});
     in.require((out - 1) * stride < windows.in[d] + padding, "pool: a window lies outside the input");
     windows.spans[d] = pool::window_spans(windows.in[d], out, kernel, stride, padding, dilation, count_padding);
   }
   const Type type = in.byte_type("pool takes bytes");
   const int64_t in_size = product(in, {windows.batch, windows.in[0], windows.in[1], windows.in[2], windows.channels});
   const auto* x = in.input(in_size, 1, "pool reads outside its memory");
-  auto* out = in.output(product(in, {windows.batch, positions, windows.channels}), 1, "pool writes outside its memory");
+  const int64_t out_size = product(in, {windows.batch, positions, windows.channels});
+  auto* out = in.output(out_size, 1, "pool writes outside its memory");
   const auto zero_point = static_cast<int32_t>(in.between(-128, 255, "pool: zero point"));
   const int64_t divisor = in.between(-kLargest, kLargest, "pool: divisor");
+  if (out_size == 0) return;
   const auto run = [&](const auto* codes, auto* to) {
     if (average)
       pool::average(active_isa(), windows, codes, zero_point, divisor, to, parallel);

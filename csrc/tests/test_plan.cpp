@@ -213,7 +213,7 @@ ZEROPOINT_TEST(plan_sizes_that_overflow) {
   constexpr int64_t kTwo31 = int64_t{1} << 31, kTwo20 = int64_t{1} << 20;
   // No channels at all, and more windows than could ever be walked.
   Writer none;
-  none(Opcode::max_pool)(1, 0)(kTwo31, kTwo20, 1)(kTwo31, kTwo20, 1)(kTwo31, kTwo20, 1)(Type::u8)(0, 0, 0, 0, 0, 0);
+  none(Opcode::max_pool)(1, 0)(1, kTwo20, 1)(1, kTwo20, 1)(1, kTwo20, 1)(Type::u8)(0, 0, 0, 0, 0, 0);
   run(none.words, memories);
   // One position, and padding whose volume fits no integer.
   Writer padded;
