@@ -13,7 +13,17 @@ from typing import TypeVar
 
 from torch import nn
 
-__all__ = ["DYNAMIC", "QAT", "STATIC", "converts_to", "dynamic_twin_of", "qat_twin_of", "static_twin_of"]
+__all__ = [
+    "DYNAMIC",
+    "OBSERVED",
+    "QAT",
+    "STATIC",
+    "converts_to",
+    "dynamic_twin_of",
+    "observed_twin_of",
+    "qat_twin_of",
+    "static_twin_of",
+]
 
 Twins = dict[type[nn.Module], type[nn.Module]]
 _C = TypeVar("_C", bound=type[nn.Module])
@@ -26,6 +36,9 @@ DYNAMIC: Twins = {}
 
 QAT: Twins = {}
 """Float class → class that simulates quantized weights while it trains."""
+
+OBSERVED: Twins = {}
+"""Float class → float class in parts that can be observed, which ``prepare`` puts in its place."""
 
 
 def _registrar(table: Twins, sources: tuple[type[nn.Module], ...]) -> Callable[[_C], _C]:
@@ -50,6 +63,11 @@ def dynamic_twin_of(*sources: type[nn.Module]) -> Callable[[_C], _C]:
 def qat_twin_of(*sources: type[nn.Module]) -> Callable[[_C], _C]:
     """Class decorator: ``prepare_qat`` swaps modules of these classes for the decorated class."""
     return _registrar(QAT, sources)
+
+
+def observed_twin_of(*sources: type[nn.Module]) -> Callable[[_C], _C]:
+    """Class decorator: ``prepare`` swaps modules of these classes for the decorated class, and observes its parts."""
+    return _registrar(OBSERVED, sources)
 
 
 def converts_to(twin: type[nn.Module]) -> Callable[[_C], _C]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from zeropoint.ao.nn import _registry, intrinsic, qat, quantized
+from zeropoint.ao.nn import _registry, intrinsic, qat, quantizable, quantized
 from zeropoint.ao.quantization import stubs
 from zeropoint.ao.quantization.fake_quantize import (
     default_fixed_qparams_range_0to1_fake_quant,
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 # Importing these packages fills the registry.
-_FAMILIES = (intrinsic, qat, quantized, stubs)
+_FAMILIES = (intrinsic, qat, quantizable, quantized, stubs)
 
 Mapping = dict[type[nn.Module], type[nn.Module]]
 
@@ -162,7 +162,7 @@ def get_default_compare_output_module_list() -> set[type[nn.Module]]:
 
 def no_observer_set() -> set[type[nn.Module]]:
     """Observed custom classes that ``prepare`` gives no output observer: they observe themselves."""
-    return set()
+    return set(_registry.OBSERVED.values())
 
 
 def fixed_observer_of(module: nn.Module, simulates: bool) -> Callable[[], nn.Module] | None:

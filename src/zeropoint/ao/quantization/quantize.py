@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from zeropoint.ao.nn import _registry
 from zeropoint.ao.nn._weight_norm import computes_weight
 from zeropoint.ao.nn.intrinsic import FusedModule
 from zeropoint.ao.nn.quantized import FloatFunctional
@@ -152,6 +153,8 @@ def prepare(
 
     A module is observed if it has a qconfig, its own or from around it, and its quantized twin needs an output grid.
     Fused modules are observed as one. Modules that keep their input's grid (ReLU, pooling, dropout, reshapes) are not.
+    In eval mode ``nn.LSTM`` and ``nn.MultiheadAttention`` are taken apart (``zeropoint.ao.nn.quantizable``), so that what
+    they compute inside is observed; in training mode they stay as they are, in float.
     A module that is used twice has one observer, which sees both uses.
 
     Args:
@@ -192,7 +195,7 @@ def prepare(
     rules = _ObservationRules(
         None if allow_list is None else tuple(allow_list),
         tuple(observer_non_leaf_module_list or ()),
-        custom.get("float_to_observed_custom_module_class", {}),
+        {**_registry.OBSERVED, **custom.get("float_to_observed_custom_module_class", {})},
     )
     model = rules.apply(model, "", set())
     if any(isinstance(part, FloatFunctional) for part in model.modules()):
@@ -222,7 +225,7 @@ class _ObservationRules:
         seen.add(id(module))
         kind = type_before_parametrizations(module)
         wanted = getattr(module, "qconfig", None) is not None
-        if wanted and kind in self.custom:
+        if wanted and kind in self.custom and not (kind in _registry.OBSERVED and module.training):
             observed: nn.Module = self.custom[kind].from_float(module)
             observed.qconfig = module.qconfig
             if not isinstance(observed, tuple(no_observer_set())):

@@ -87,6 +87,9 @@ class FloatFunctional(_FloatOps):
     module_path: str = ""
     """Where ``prepare`` found the object in the model, for the warning."""
 
+    shares_grid: bool = False
+    """Whether its uses are steps of one loop, which share a grid on purpose: no warning then."""
+
     uses_in_pass: int | None = None
     """How often it was used in the forward pass of a prepared model that runs now; None outside of one."""
 
@@ -95,7 +98,7 @@ class FloatFunctional(_FloatOps):
         self.activation_post_process: nn.Module = nn.Identity()
 
     def _result(self, x: Tensor) -> Tensor:
-        if self.uses_in_pass is not None:
+        if self.uses_in_pass is not None and not self.shares_grid:
             self.uses_in_pass += 1
             if self.uses_in_pass == 2:
                 warnings.warn(
