@@ -12,7 +12,7 @@ from zeropoint.report._collect import Histogram
 
 __all__ = ["bars", "histogram"]
 
-WIDTH, HEIGHT, AXIS = 480, 120, 18
+WIDTH, HEIGHT, AXIS = 480, 126, 24
 
 
 def bars(values: Sequence[float], labels: Sequence[str], unit: str) -> str:
