@@ -16,7 +16,7 @@ from zeropoint.ops import activation, arithmetic, norm
 
 Call = Callable[[], object]
 SHAPE = (8, 64, 56, 56)
-TOKENS = (8, 128, 384)
+TOKENS = (32, 512, 768)
 A, B, OUT = (0.03, 120), (0.04, 130), (0.06, 125)
 
 
@@ -25,6 +25,7 @@ def run(quick: bool = False) -> Suite:
     for count in SETTINGS.threads:
         with threads(count):
             cases = {**_affine(), **_arithmetic(), **_norms()}
+            round_trips = _round_trips()
             theirs: dict[str, Call] = {}
             try:
                 peers.torch_ao()
@@ -35,6 +36,8 @@ def run(quick: bool = False) -> Suite:
                 suite.missing("torch.ao", error)
             for name, (ours, floating) in list(cases.items())[: 3 if quick else None]:
                 calls = {"zeropoint": ours, "copy of the input" if "quantize" in name else "float32": floating}
+                if name in round_trips:
+                    calls["dequantize, float32, quantize"] = round_trips[name]
                 if name in theirs:
                     calls["torch.ao"] = theirs[name]
                 suite.add(f"{name}, {count} thread(s)", calls, {"threads": count})
@@ -93,6 +96,19 @@ def _norms() -> dict[str, tuple[Call, Call]]:
             lambda: norm.layer_norm(t, TOKENS[-1:], layer.weight, layer.bias, layer.eps, *OUT),
             lambda: layer(tokens),
         ),
+    }
+
+
+def _round_trips() -> dict[str, Call]:
+    """Norms as they are done without integer kernels: through a float copy of the input."""
+    group, layer = nn.GroupNorm(8, 64), nn.LayerNorm(TOKENS[-1])
+    a, t = (
+        zp.quantize_per_tensor(_pictures(), *A, zp.quint8),
+        zp.quantize_per_tensor(torch.randn(TOKENS), *A, zp.quint8),
+    )
+    return {
+        "group norm": lambda: zp.quantize_per_tensor(group(a.dequantize()), *OUT, zp.quint8),
+        "layer norm": lambda: zp.quantize_per_tensor(layer(t.dequantize()), *OUT, zp.quint8),
     }
 
 
