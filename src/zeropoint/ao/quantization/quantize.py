@@ -234,7 +234,7 @@ class _ObservationRules:
         if isinstance(module, FloatFunctional):
             if wanted:
                 module.activation_post_process = make_observer(module)
-                module.module_path = name  # type: ignore[assignment]
+                module.module_path = name
             return module
         if self._is_unit(module, kind):
             if wanted and self._is_observed(module, kind):
@@ -308,8 +308,9 @@ def _end_pass(module: nn.Module, args: Any, output: Any) -> None:
             part.uses_in_pass = None
 
 
-for _hook in (_observe_output, _observe_input, _begin_pass, _end_pass):
-    _hook._observes = True  # type: ignore[attr-defined]
+_HOOKS: tuple[Any, ...] = (_observe_output, _observe_input, _begin_pass, _end_pass)
+for _hook in _HOOKS:
+    _hook._observes = True
 
 
 def add_quant_dequant(module: nn.Module) -> nn.Module:
