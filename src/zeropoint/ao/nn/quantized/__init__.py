@@ -1,6 +1,6 @@
 """Modules that compute on quantized tensors, under torch.ao's names."""
 
-from zeropoint.ao.nn.quantized import dynamic
+from zeropoint.ao.nn.quantized import dynamic, functional
 from zeropoint.ao.nn.quantized.activation import (
     ELU,
     GELU,
@@ -72,4 +72,5 @@ __all__ = [
     "Softmax",
     "Tanh",
     "dynamic",
+    "functional",
 ]
