@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zeropoint import analysis
 from zeropoint.analysis import FloatIsland, output_sqnr, quantize_with_accuracy, sensitivity
+from zeropoint.analysis._search import _Static
 from zeropoint.analysis._simulate import Simulation
 from zeropoint.ao.nn.quantized import Linear
 from zeropoint.ao.quantization import (
@@ -214,3 +215,11 @@ def test_what_cannot_be_quantized_stays_float_by_itself() -> None:
 def test_arguments_are_checked(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         quantize_with_accuracy(nn.Linear(2, 2), torch.ones(1, 2), lambda m: 0.0, **arguments)
+
+
+def test_between_layers_in_float_nothing_is_rounded(model: nn.Module, data: list[Tensor]) -> None:
+    mixed = _Static(model, data, PER_CHANNEL, PER_CHANNEL).build(["first", "middle"], ())
+    assert mixed.first.output is None  # only an island reads it
+    assert mixed.middle.output is not None
+    assert isinstance(mixed.last, Linear)
+    assert output_sqnr(model(data[0]), mixed(data[0])) > 30

@@ -117,12 +117,17 @@ def test_a_second_reader_forbids_equalization() -> None:
     assert torch.equal(equal.a.weight, model.a.weight)
 
 
-def test_relu6_becomes_relu_or_forbids_it() -> None:
-    model, x = fuse_modules(Separable(nn.ReLU6).eval(), FUSED), torch.randn(4, 8, 6, 6)
-    assert isinstance(equalize(model, x).expand[1], nn.ReLU)
-    kept = equalize(model, x, replace_relu6=False)
-    assert isinstance(kept.expand[1], nn.ReLU6)
-    assert torch.equal(kept.expand[0].weight, model.expand[0].weight)
+def test_a_channel_that_reaches_the_clamp_of_relu6_is_left_alone() -> None:
+    model, x = fuse_modules(Separable(nn.ReLU6).eval(), FUSED), torch.randn(64, 8, 6, 6)
+    with torch.no_grad():
+        model.expand[0].bias[5] = 7.0
+    equal = equalize(model, x)
+    assert isinstance(equal.expand[1], nn.ReLU6)
+    assert output_sqnr(model(x), equal(x)) > 90
+    assert torch.equal(equal.expand[0].weight[5], model.expand[0].weight[5])
+    assert not torch.equal(equal.expand[0].weight[4], model.expand[0].weight[4])
+    replaced = equalize(model, x, replace_relu6=True)
+    assert isinstance(replaced.expand[1], nn.ReLU)
 
 
 def test_pairs_that_do_not_fit() -> None:

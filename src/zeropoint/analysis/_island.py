@@ -5,6 +5,7 @@ May import: floors 1 to 4.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from zeropoint.ao.nn.quantized._base import QuantizedModule
 from zeropoint.ao.nn.quantized._from_float import observed_grid
 from zeropoint.ao.quantization import QConfig, convert, prepare
 from zeropoint.ao.quantization.observers.base import ObservingModule
+from zeropoint.ao.quantization.quantization_mappings import KEEPS_GRID
 from zeropoint.ao.quantization.utils import clone_model, is_internal_hook, set_module
 from zeropoint.dtypes import QDtype, as_qdtype
 from zeropoint.ops.quantize import quantize_per_tensor
@@ -26,12 +28,12 @@ __all__ = ["FloatIsland", "convert_with_islands", "find_islands", "keep_in_float
 class FloatIsland(nn.Module):
     """Runs a module in float between quantized ones.
 
-    Quantized arguments are dequantized; if there were any, and the result is one float tensor, it is quantized on the
-    grid that its observer found in calibration.
+    Quantized arguments are dequantized. If the result is one float tensor, it is quantized on the grid that its
+    observer found in calibration.
 
     Args:
         module: the float module.
-        observer: sees the results of calibration.
+        observer: sees the results of calibration; None: the result stays float, since only islands read it.
 
     Attributes:
         module: the float module.
@@ -49,17 +51,13 @@ class FloatIsland(nn.Module):
             part.qconfig = None  # type: ignore[assignment]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returns, quantized if it was given a quantized tensor."""
-        quantized: list[Tensor] = []
-        args, kwargs = _dequantized(args, quantized), _dequantized(kwargs, quantized)
-        result = self.module(*args, **kwargs)
+        """What the module returns, quantized where quantized modules read it."""
+        result = self.module(*_dequantized(args), **_dequantized(kwargs))
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return result
         if self.observer is not None:
             return self.observer(result)
-        if quantized and self.output is not None:
-            return quantize_per_tensor(result, *self.output)
-        return result
+        return result if self.output is None else quantize_per_tensor(result, *self.output)
 
     def finish(self) -> None:
         """Calibration is over: takes the observer's grid."""
@@ -70,17 +68,30 @@ class FloatIsland(nn.Module):
             self.observer = None
 
 
-def _dequantized(x: Any, found: list[Tensor]) -> Any:
+def _dequantized(x: Any) -> Any:
     if isinstance(x, QTensor):
-        found.append(x)
         return x.dequantize()
     if isinstance(x, (tuple, list)):
-        return type(x)(_dequantized(part, found) for part in x)
-    return {key: _dequantized(part, found) for key, part in x.items()} if isinstance(x, dict) else x
+        return type(x)(_dequantized(part) for part in x)
+    return {key: _dequantized(part) for key, part in x.items()} if isinstance(x, dict) else x
 
 
-def keep_in_float(prepared: nn.Module, names: Any) -> nn.Module:
-    """A copy of a prepared, calibrated model in which these modules are islands."""
+def keep_in_float(prepared: nn.Module, names: Collection[str], readers: Mapping[str, list[str]]) -> nn.Module:
+    """A copy of a prepared, calibrated model in which these modules are islands.
+
+    Args:
+        prepared: the model.
+        names: the modules.
+        readers: ``{module: all modules that read what it makes}``, of those of which this is known.
+    """
+
+    def stays_float(name: str) -> bool:
+        """Whether only islands read it, perhaps behind modules that take any tensor."""
+        return bool(readers.get(name)) and all(
+            reader in names or (isinstance(prepared.get_submodule(reader), KEEPS_GRID) and stays_float(reader))
+            for reader in readers[name]
+        )
+
     model = clone_model(prepared)
     for name in names:
         module = model.get_submodule(name)
@@ -88,7 +99,7 @@ def keep_in_float(prepared: nn.Module, names: Any) -> nn.Module:
         for table in (module._forward_hooks, module._forward_pre_hooks):
             for key in [key for key, hook in table.items() if is_internal_hook(hook)]:
                 del table[key]
-        set_module(model, name, FloatIsland(module, observer))
+        set_module(model, name, FloatIsland(module, None if stays_float(name) else observer))
     return model
 
 

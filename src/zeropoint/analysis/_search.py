@@ -14,9 +14,11 @@ from typing import Any, Literal
 from torch import nn
 
 from zeropoint.analysis._data import as_batches
+from zeropoint.analysis._flow import Flow
 from zeropoint.analysis._island import convert_with_islands, find_islands, keep_in_float
 from zeropoint.analysis._sensitivity import sensitivity
 from zeropoint.analysis._simulate import calibrated, observed_modules, with_qconfig
+from zeropoint.ao.nn.intrinsic import FusedModule
 from zeropoint.ao.nn.quantized import FloatFunctional
 from zeropoint.ao.quantization import DeQuantStub, QConfig, QuantStub, get_default_qconfig, quantize_dynamic
 from zeropoint.ao.quantization.utils import clone_model
@@ -143,6 +145,7 @@ class _Static:
         prepared_float, self.not_quantizable = find_islands(with_qconfig(model, qconfig), batches[0])
         self.prepared = calibrated(prepared_float, batches)
         self.batches, self.float_model = batches, model
+        self.readers = Flow(model, batches[0], (FusedModule,)).fans((nn.Module,), (nn.Module,))
         self.better_qconfig = better
         self._better: nn.Module | None = None
         self.names = set(observed_modules(self.prepared))
@@ -170,7 +173,7 @@ class _Static:
             module, source = prepared.get_submodule(name), self.better().get_submodule(name)
             module.qconfig = source.qconfig
             module.activation_post_process = copy.deepcopy(source.activation_post_process)
-        return convert_with_islands(keep_in_float(prepared, kept))
+        return convert_with_islands(keep_in_float(prepared, kept, self.readers))
 
 
 class _Dynamic:
