@@ -61,7 +61,7 @@ bench: $(VENV)/bench.done ## measure against the peers (takes long)
 # The kernels alone, in a plain program: no torch, and every byte that they touch is watched. What is checked inline would
 # make the unrolled kernels take minutes to compile; a null pointer and an object's end are AddressSanitizer's anyway.
 SANITIZE := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=null,object-size -fno-sanitize-recover=all \
-  --param asan-instrumentation-with-call-threshold=0
+  --param asan-instrumentation-with-call-threshold=0 -Wno-maybe-uninitialized -Wno-uninitialized
 
 native-test: ## the kernels' own tests, watched by AddressSanitizer and UndefinedBehaviorSanitizer
 	$(CMAKE) -S . -B build/native-asan -DZEROPOINT_NATIVE_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \

@@ -1,7 +1,9 @@
 #if defined(__x86_64__)
+#if !defined(__clang__)
 // GCC 12 says so of its own intrinsics, where it inlines them here.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 #include <immintrin.h>
 
 #include <cstring>

@@ -10,9 +10,11 @@
 #include "gemm/kernels.h"
 
 #if defined(__x86_64__)
+#if !defined(__clang__)
 // Some versions of GCC warn of their own header's deliberately undefined registers.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #include <cstring>

@@ -195,7 +195,8 @@ ZEROPOINT_TEST(gemm_self_check) { ZEROPOINT_CHECK(gemm::self_check(isa), isa_nam
 // Whatever stands in packed bytes, a view is refused or stays within them.
 ZEROPOINT_TEST(gemm_damaged_bytes) {
   Random random(6);
-  for (auto [n, k] : {std::pair<int64_t, int64_t>{70, 61}, {16, 1024}}) {
+  for (const auto& size : {std::pair<int64_t, int64_t>{70, 61}, {16, 1024}}) {
+    const int64_t n = size.first, k = size.second;
     Problem p(random, Weights::mild, 5, n, k);
     for (int i = 0; i < 3; ++i) p.weight[static_cast<size_t>(i)] = p.weight[static_cast<size_t>(i) + 8] = 127;
     const auto bytes = gemm::pack(isa, p.weight.data(), k, n, k, Parallel::serial());
