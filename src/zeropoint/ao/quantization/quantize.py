@@ -153,8 +153,8 @@ def prepare(
 
     A module is observed if it has a qconfig, its own or from around it, and its quantized twin needs an output grid.
     Fused modules are observed as one. Modules that keep their input's grid (ReLU, pooling, dropout, reshapes) are not.
-    In eval mode ``nn.LSTM`` and ``nn.MultiheadAttention`` are taken apart (``zeropoint.ao.nn.quantizable``), so that what
-    they compute inside is observed; in training mode they stay as they are, in float.
+    In eval mode ``nn.LSTM`` and ``nn.MultiheadAttention`` are taken apart (``zeropoint.ao.nn.quantizable``), so that
+    what they compute inside is observed; in training mode they stay as they are, in float.
     A module that is used twice has one observer, which sees both uses.
 
     Args:
