@@ -79,6 +79,16 @@ void project(const Projection& by, const Codes& from, int64_t first, int64_t cou
   }
 }
 
+// What `codes` leave of the rows that they were made from.
+void subtract(const Codes& codes, const float* x, int64_t count, int64_t k, float* rest) {
+  for (int64_t r = 0; r < count; ++r) {
+    const Row& row = codes.rows[static_cast<size_t>(r)];
+    const uint8_t* from = codes.codes.data() + r * codes.stride;
+    const auto zero = static_cast<int32_t>(row.zero_point);
+    for (int64_t i = 0; i < k; ++i) rest[r * k + i] = x[r * k + i] - static_cast<float>(from[i] - zero) * row.scale;
+  }
+}
+
 // What a thread keeps from step to step.
 struct Workspace {
   Codes codes;
@@ -144,8 +154,12 @@ void recurrent(const Call& call, const Parallel& parallel) {
   const int64_t parts = by_rows || by_units ? threads : 1;
   std::vector<Workspace> workspaces(static_cast<size_t>(parts));
 
-  Codes codes;
-  std::vector<float> given;
+  // Narrow inputs get 16 bits: what the first grid leaves of them goes through a second one.
+  const bool fine = depth * 4 <= state;
+  Projection again = call.input;
+  again.bias = nullptr;
+  Codes codes, rest_codes;
+  std::vector<float> given, rest;
   int64_t done = 0;
   while (done < call.steps) {
     // Steps [begin, end) in time, as many as fit; the loop runs from the end if reversed.
@@ -159,6 +173,11 @@ void recurrent(const Call& call, const Parallel& parallel) {
 
     const int64_t rows = first[end] - first[begin];
     codes.quantize(call.x + first[begin] * depth, rows, depth, call.input.zero_point != nullptr);
+    if (fine) {
+      rest.resize(static_cast<size_t>(rows * depth));
+      subtract(codes, call.x + first[begin] * depth, rows, depth, rest.data());
+      rest_codes.quantize(rest.data(), rows, depth, call.input.zero_point != nullptr);
+    }
     given.resize(static_cast<size_t>(rows * width));
     const int64_t panels = gemm::padded_columns(width) / gemm::kPanel;
     const int64_t shares = std::min(threads_for(rows * width * depth, parallel), panels);
@@ -167,6 +186,14 @@ void recurrent(const Call& call, const Parallel& parallel) {
       const int64_t left = part_begin(from, shares, panels) * gemm::kPanel;
       const int64_t right = std::min(part_begin(to, shares, panels) * gemm::kPanel, width);
       project(call.input, codes, 0, rows, left, right, given.data() + left, width, sums);
+      if (!fine) return;
+      std::vector<float> more(static_cast<size_t>(rows * (right - left)));
+      project(again, rest_codes, 0, rows, left, right, more.data(), right - left, sums);
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t n = left; n < right; ++n) {
+          float& y = given[static_cast<size_t>(r * width + n)];
+          y = y + more[static_cast<size_t>(r * (right - left) + n - left)];
+        }
     });
 
     const auto walk = [&](auto&& visit) {
