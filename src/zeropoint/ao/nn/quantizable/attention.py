@@ -149,9 +149,9 @@ class MultiheadAttention(nn.Module):
 
     def _extended(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
         """Keys and values ``(batch, source, size)`` with what is added behind them, and how many that are."""
-        rows = []
+        rows: list[tuple[Tensor, Tensor]] = []
         if self.bias_k is not None and self.bias_v is not None:
-            rows.append((self.bias_k, self.bias_v))
+            rows.append((cast(Tensor, self.bias_k), cast(Tensor, self.bias_v)))
         if self.add_zero_attn:
             zero = k.new_zeros(1, 1, self.embed_dim)
             rows.append((zero, zero))
