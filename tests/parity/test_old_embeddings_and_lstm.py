@@ -42,6 +42,6 @@ def test_an_old_state_dict_loads_and_computes_the_same(tmp_path: Path, zip_forma
     words, offsets = torch.randint(0, 20, (2, 5)), torch.tensor([0, 3, 3])
     with torch.no_grad():
         (states, bags), (old_states, old_bags) = new(words, offsets), old(words, offsets)
-    assert torch.equal(new.words(words), old.words(words))
+    assert (new.words(words) - old.words(words)).abs().max() < 1e-6
     assert (bags - old_bags).abs().max() < 1e-6
     assert (states - old_states).abs().max() < 2**-6  # torch.ao quantizes the state to seven bits at each step
