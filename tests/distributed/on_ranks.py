@@ -540,3 +540,40 @@ def fsdp(group: dist.ProcessGroup, bits: int) -> float:
         model(data(group, 0)).square().mean().backward()
         grads.append(torch.cat([p.grad.full_tensor().view(-1) for p in model.parameters()]))
     return relative_error(grads[1], grads[0])
+
+
+def training_of_a_prepared_model(group: dist.ProcessGroup) -> tuple[float, bool]:
+    """Trains a model prepared for quantization, ranks on data of unlike size.
+
+    Returns:
+        The largest difference between any buffer here and on rank 0, and whether all grids are usable.
+    """
+    from zeropoint.ao.quantization import (
+        disable_observer,
+        fuse_modules_qat,
+        get_default_qat_qconfig,
+        prepare_qat,
+    )
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).train()
+    model = fuse_modules_qat(model, [["0", "1", "2"]])
+    model.qconfig = get_default_qat_qconfig()  # type: ignore[assignment]
+    parallel = DistributedDataParallel(prepare_qat(model), process_group=group)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
+    torch.manual_seed(1 + group.rank())
+    for _ in range(3):
+        optimizer.zero_grad()
+        parallel(torch.randn(4, 3, 8, 8) * (1 + group.rank())).square().mean().backward()
+        optimizer.step()
+    parallel.apply(disable_observer)
+    parallel.eval()
+    with torch.no_grad():
+        parallel(torch.ones(1, 3, 8, 8))  # DDP hands rank 0's buffers to all before a forward pass
+    apart = 0.0
+    buffers = dict(parallel.module.named_buffers())
+    for buffer in buffers.values():
+        everyone = of_all(buffer.detach().to(torch.float64).reshape(-1), group)
+        apart = max(apart, float((everyone - everyone[0]).abs().max()))
+    grids = [buffer for name, buffer in buffers.items() if name.endswith("scale")]
+    return apart, len(grids) >= 3 and all(bool((grid > 0).all()) and grid.numel() > 0 for grid in grids)

@@ -121,3 +121,7 @@ def test_a_wrong_state_ends_the_backward(ranks: Ranks) -> None:
 def test_wrong_states_cannot_be_made(how: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         zd.QuantizedAllReduceState(**how)
+
+
+def test_a_model_prepared_for_quantization_has_the_same_buffers_on_all_ranks(ranks: Ranks) -> None:
+    assert ranks(2, on_ranks.training_of_a_prepared_model) == [(0.0, True), (0.0, True)]
