@@ -18,7 +18,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(zeropoint.__path__, "zeropoint.")
-    if not module.name.endswith("__main__")
+    if not module.name.endswith(("__main__", "zeropoint_native"))
 )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from zeropoint.ao.nn._registry import dynamic_twin_of
-from zeropoint.ao.nn.quantized._base import QuantizedModule, _version
+from zeropoint.ao.nn.quantized._base import QuantizedModule, _counting, _version
 from zeropoint.ao.nn.quantized._from_float import quantized_weight, require_class
 from zeropoint.ao.nn.quantized._weights import join_weight, split_weight
 from zeropoint.dtypes import as_qdtype, qint8
@@ -114,7 +114,8 @@ class _Recurrent(QuantizedModule):
             self._repack(suffix)
 
     def _repack(self, suffix: str) -> Tensor | None:
-        weight = cast(Tensor, self._buffers[f"weight_{suffix}"])
+        name = f"weight_{suffix}"
+        weight = self._buffers[name] = _counting(cast(Tensor, self._buffers[name]))
         self._packed_seen[suffix] = (weight, _version(weight))
         packed = None if weight.is_meta else torch.ops.zeropoint.linear_pack.default(weight)
         self._buffers[f"_packed_{suffix}"] = packed
