@@ -131,6 +131,21 @@ def test_what_a_plan_cannot_run_is_named() -> None:
         zp.compile(nn.Sequential(Odd()).eval(), torch.ones(2))
 
 
+def test_one_input_functions_are_tables() -> None:
+    model = nn.Sequential(
+        QuantStub(), nn.Conv2d(3, 4, 3), nn.Hardswish(), nn.Conv2d(4, 4, 1), nn.Sigmoid(), DeQuantStub()
+    )
+    network, x = quantized(model, 2, 3, 6, 6), torch.randn(2, 3, 6, 6)
+    assert torch.equal(zp.compile(network, x)(x), network(x))
+
+
+def test_inputs_and_outputs_are_plain_tensors(network: nn.Module) -> None:
+    with pytest.raises(TypeError, match="NoneType"):
+        zp.compile(network, None)  # type: ignore[arg-type]
+    with pytest.raises(zp.PlanError, match="DeQuantStub"):
+        zp.compile(quantized(nn.Sequential(QuantStub(), nn.Conv2d(3, 4, 3)), 1, 3, 6, 6), torch.randn(1, 3, 6, 6))
+
+
 def test_the_reference_backend_says_that_it_has_no_plans() -> None:
     with pytest.raises(zp.PlanError, match="native kernels"):
         zp.plan.run_plan_reference(torch.zeros(1, dtype=torch.int64), [], [], [], 0)

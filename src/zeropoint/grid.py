@@ -63,6 +63,8 @@ def check_scale(scale: float, name: str = "scale") -> float:
     Raises:
         ValueError: unless it is finite, above zero, and its reciprocal fits float32.
     """
+    if torch.compiler.is_compiling() and not isinstance(scale, Tensor):
+        return scale  # a module's grid, checked when it was set; it may be a symbol here
     value = float(scale)
     if not (math.isfinite(value) and value > 0.0):
         raise ValueError(f"{name} must be finite and above 0, got {value}")
@@ -77,6 +79,8 @@ def check_zero_point(zero_point: int, quant_min: int, quant_max: int, name: str 
     Raises:
         ValueError: unless it is a whole number in ``[quant_min, quant_max]``.
     """
+    if torch.compiler.is_compiling() and not isinstance(zero_point, Tensor):
+        return zero_point
     value = int(zero_point)
     if value != zero_point:
         raise ValueError(f"{name} must be a whole number, got {zero_point}")

@@ -29,6 +29,7 @@ from zeropoint.ops.registry import operator
 __all__ = ["CompiledModel", "PlanError", "compile"]
 
 _ALIGN = 64
+_EXPORTING = threading.Lock()  # torch.export keeps global state: one thread at a time
 _ops = torch.ops.zeropoint
 _aten = torch.ops.aten
 
@@ -70,6 +71,8 @@ def compile(model: nn.Module, example: Tensor | Sequence[Tensor]) -> CompiledMod
     Raises:
         PlanError: an operator that plans do not know, by name, or no native kernels.
     """
+    if not isinstance(example, (Tensor, list, tuple)):
+        raise TypeError(f"compile takes an example input, a tensor or a sequence of them, got {type(example).__name__}")
     inputs = (example,) if isinstance(example, Tensor) else tuple(example)
     compiled = CompiledModel(model)
     compiled.plan_for(inputs)
@@ -543,6 +546,7 @@ def _channels_last_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 _TABLES = {
     _ops.requantize.default,
+    _ops.activation.default,
     _aten.clamp.default,
     _aten.relu.default,
     _aten.clamp_min.default,
@@ -625,7 +629,9 @@ def _module_of(node: Node) -> str:
 def _make_plan(model: nn.Module, inputs: tuple[Tensor, ...]) -> _Plan:
     if not backends.is_native():
         raise PlanError("a plan needs the native kernels on the CPU: see zeropoint.backends.describe()")
-    with torch.no_grad():
+    if not inputs or not all(type(x) is Tensor for x in inputs):
+        raise PlanError(f"a plan is made for plain tensors as inputs, got {[type(x).__name__ for x in inputs]}")
+    with _EXPORTING, torch.no_grad():
         exported = torch.export.export(model, inputs, strict=False)
     signature = exported.graph_signature
     state = {**exported.state_dict, **exported.constants}
@@ -646,6 +652,8 @@ def _make_plan(model: nn.Module, inputs: tuple[Tensor, ...]) -> _Plan:
             _lower(build, node)
         elif node.op == "output":
             result = node.args[0]
+    if not all(isinstance(node, Node) and isinstance(build.values.get(node), _Value) for node in result):
+        raise PlanError("a plan returns plain tensors only: put a DeQuantStub behind the quantized part")
     flat = [build.values[node] for node in result]
     outputs = []
     for index, value in enumerate(flat):

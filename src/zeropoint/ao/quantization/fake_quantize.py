@@ -250,8 +250,9 @@ class FakeQuantize(FakeQuantizeBase):
 
     def _store_grid(self, scale: Tensor, zero_point: Tensor) -> None:
         if self.scale.shape != scale.shape:
-            self.scale = self.scale.new_empty(scale.shape)
-            self.zero_point = self.zero_point.new_empty(zero_point.shape)
+            with torch.inference_mode(False):  # what a run under inference_mode began, training goes on with
+                self.scale = self.scale.new_empty(scale.shape)
+                self.zero_point = self.zero_point.new_empty(zero_point.shape)
         self.scale.copy_(scale)
         self.zero_point.copy_(zero_point)
 

@@ -13,6 +13,7 @@ May import: ``dtypes``, ``grid``, ``tensor``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -48,8 +49,16 @@ def _counting(tensor: Tensor) -> Tensor:
 
 
 def _is_unread(tensor: Tensor | None) -> bool:
-    """Whether torch.load has made a tensor and not filled it yet: a stream holds values behind the objects."""
-    return tensor is not None and getattr(tensor.untyped_storage(), "_torch_load_uninitialized", False)
+    """Whether torch.load has made a tensor and not filled it yet: a stream holds values behind the objects.
+
+    The mark stays on the storage for good, so it counts only while torch.load is still reading the stream.
+    """
+    if tensor is None or not getattr(tensor.untyped_storage(), "_torch_load_uninitialized", False):
+        return False
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_legacy_load":
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 class QuantizedModule(nn.Module):
@@ -120,9 +129,19 @@ class QuantizedModule(nn.Module):
                     "quantize the float model, or load the state dict of a quantized one"
                 )
 
+    def _refuse_impossible_scales(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """A scale of 0, NaN or below makes no grid: what is loaded is held to what constructors ask."""
+        for name in self._buffers:
+            value = state_dict.get(prefix + name)
+            if not name.endswith("scale") or not isinstance(value, Tensor) or value.is_meta:
+                continue
+            if not bool((torch.isfinite(value) & (value > 0)).all()):
+                raise ValueError(f"{prefix}{name} must be finite and above 0, got {value}")
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
         self._adapt_state(state_dict, prefix)
         self._refuse_float_weights(state_dict, prefix)
+        self._refuse_impossible_scales(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         self._derive()
 
@@ -203,24 +222,25 @@ class GridModule(QuantizedModule):
         """Reads the numbers of the forward pass off the buffers."""
         scale, zero_point = (_counting(cast(Tensor, self._buffers[name])) for name in ("scale", "zero_point"))
         self._buffers["scale"], self._buffers["zero_point"] = scale, zero_point
-        self._grid_seen = (scale, _version(scale), zero_point, _version(zero_point))
-        if scale.is_meta or zero_point.is_meta:
-            self._grids = {}
-            return
-        step, zero = float(scale), int(zero_point)
-        declared = self.output_dtype
-        self._grids = {}
-        for qdtype in (qint8, quint8, qint32):
-            out = declared or qdtype
-            if out.qmin <= zero <= out.qmax:
-                self._grids[qdtype.name] = (step, zero, *self._code_bounds(step, zero, out), out)
+        seen = (scale, _version(scale), zero_point, _version(zero_point))
+        grids: dict[str, OutputGrid] = {}
+        if not (scale.is_meta or zero_point.is_meta):
+            step, zero = float(scale), int(zero_point)
+            declared = self.output_dtype
+            for qdtype in (qint8, quint8, qint32):
+                out = declared or qdtype
+                if out.qmin <= zero <= out.qmax:
+                    grids[qdtype.name] = (step, zero, *self._code_bounds(step, zero, out), out)
+        # Whole, and what says that it is there last: another thread may be in a forward pass.
+        self._grids = grids
+        self._grid_seen = seen
 
     def _code_bounds(self, scale: float, zero_point: int, qdtype: QDtype) -> tuple[int, int]:
         low, high = qdtype.qmin, qdtype.qmax
         if self.rectifier is not None:
             low = zero_point
         if self.rectifier == "relu6":
-            high = int(grid.quantize(torch.tensor(6.0), scale, zero_point, qdtype.qmin, qdtype.qmax))
+            high = grid.code_of(6.0, scale, zero_point, qdtype.qmin, qdtype.qmax)
         return low, high
 
     def _output_grid(self, input_dtype: QDtype) -> OutputGrid:
@@ -335,9 +355,10 @@ class WeightedModule(QuantizedModule):
 
     def _repack(self) -> Tensor | None:
         weight = self._buffers["weight"] = _counting(cast(Tensor, self._buffers["weight"]))
-        self._packed_seen = (weight, _version(weight))
-        self._buffers["_packed"] = None if weight.is_meta else self._pack(weight)
-        return self._buffers["_packed"]
+        seen = (weight, _version(weight))
+        packed = self._buffers["_packed"] = None if weight.is_meta else self._pack(weight)
+        self._packed_seen = seen
+        return packed
 
     def _packed_weight(self) -> Tensor | None:
         """The packed weights, made anew if the weights are other ones or were written to."""

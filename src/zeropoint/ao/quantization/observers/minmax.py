@@ -258,8 +258,9 @@ class PerChannelMinMaxObserver(RangeObserver):
 
     def allocate(self, channels: int) -> None:
         """Gives the statistics their shape [channels] before anything was seen."""
-        self.min_val = self.min_val.new_full((channels,), float("inf"))
-        self.max_val = self.max_val.new_full((channels,), float("-inf"))
+        with torch.inference_mode(False):  # what a run under inference_mode began, training goes on with
+            self.min_val = self.min_val.new_full((channels,), float("inf"))
+            self.max_val = self.max_val.new_full((channels,), float("-inf"))
 
     def reset(self) -> None:
         """Forgets the ranges and the number of channels."""

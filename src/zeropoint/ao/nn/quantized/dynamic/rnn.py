@@ -105,20 +105,25 @@ class _Recurrent(QuantizedModule):
         self._buffers.update(changes)
         self._derive()
 
+    def flatten_parameters(self) -> None:
+        """Nothing to do: float models call it in their forward pass."""
+
     # --- what the kernels read ---
 
     def _derive(self) -> None:
         super()._derive()
-        self._packed_seen = {}
+        if "_packed_seen" not in vars(self):
+            self._packed_seen = {}
         for suffix in self._suffixes():
             self._repack(suffix)
 
     def _repack(self, suffix: str) -> Tensor | None:
         name = f"weight_{suffix}"
         weight = self._buffers[name] = _counting(cast(Tensor, self._buffers[name]))
-        self._packed_seen[suffix] = (weight, _version(weight))
+        seen = (weight, _version(weight))
         packed = None if weight.is_meta else torch.ops.zeropoint.linear_pack.default(weight)
         self._buffers[f"_packed_{suffix}"] = packed
+        self._packed_seen[suffix] = seen
         return packed
 
     def _packed(self, suffix: str) -> Tensor | None:
