@@ -41,6 +41,7 @@ def _value_and_mask(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     "fake_quantize_per_tensor(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max)"
     " -> (Tensor, Tensor)",
     meta=_value_and_mask,
+    differentiable=True,
 )
 def fake_quantize_per_tensor_reference(
     x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int
@@ -58,6 +59,7 @@ def fake_quantize_per_tensor_reference(
     "fake_quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, int quant_max)"
     " -> (Tensor, Tensor)",
     meta=_value_and_mask,
+    differentiable=True,
 )
 def fake_quantize_per_channel_reference(
     x: Tensor, scales: Tensor, zero_points: Tensor, axis: int, quant_min: int, quant_max: int
@@ -78,6 +80,7 @@ def fake_quantize_per_channel_reference(
 @operator(
     "fake_quantize_backward(Tensor grad, Tensor mask) -> Tensor",
     meta=lambda grad, mask: torch.empty_like(grad),
+    differentiable=True,
 )
 def fake_quantize_backward_reference(grad: Tensor, mask: Tensor) -> Tensor:
     """The gradient where the mask is set, 0 elsewhere."""

@@ -19,13 +19,15 @@ _LIBRARY = torch.library.Library("zeropoint", "DEF")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def operator(schema: str, *, meta: Callable[..., Any]) -> Callable[[_F], _F]:
+def operator(schema: str, *, meta: Callable[..., Any], differentiable: bool = False) -> Callable[[_F], _F]:
     """Registers ``torch.ops.zeropoint.<name>`` with the decorated function as its reference.
 
     Args:
         schema: ``"name(Tensor x, float scale) -> Tensor"``.
         meta: makes empty outputs of the right shape, dtype and strides from the same arguments; torch.compile and
             torch.export run it in place of the kernel.
+        differentiable: a gradient is registered elsewhere. Otherwise outputs do not require one: rounding has none,
+            and a part of the graph that is lost in silence would be worse than none.
 
     Returns:
         The reference, unchanged: tests call it to compare backends.
@@ -35,6 +37,8 @@ def operator(schema: str, *, meta: Callable[..., Any]) -> Callable[[_F], _F]:
     def register(reference: _F) -> _F:
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+        if not differentiable:
+            _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
         torch.library.register_fake(f"zeropoint::{name}", meta, lib=_LIBRARY)
         return reference
 
