@@ -6,6 +6,7 @@
 #include <string>
 
 #include "conv/conv.h"
+#include "conv/layout.h"
 #include "elementwise/elementwise.h"
 #include "gemm/linear.h"
 #include "isa.h"
@@ -285,6 +286,24 @@ void pool_windows(Reader& in, bool average, const Parallel& parallel) {
     run(reinterpret_cast<const int8_t*>(x), reinterpret_cast<int8_t*>(out));
 }
 
+// Brings a (batch, channels, three spatial dimensions) tensor of bytes from any strides to channels-last.
+void channels_last(Reader& in, const Parallel& parallel) {
+  conv::Strided x;
+  int64_t reach = 1, count = 1;
+  const auto dimension = [&](int64_t* size, int64_t* stride) {
+    *size = in.size("channels_last: size");
+    *stride = in.size("channels_last: stride");
+    count = product(in, {count, *size});
+    if (*size > 0) reach += product(in, {*size - 1, *stride});
+  };
+  dimension(&x.batch, &x.batch_stride);
+  dimension(&x.channels, &x.channel_stride);
+  for (int d = 0; d < 3; ++d) dimension(&x.size[d], &x.stride[d]);
+  x.data = in.input(count == 0 ? 0 : reach, 1, "channels_last reads outside its memory");
+  auto* out = in.output(count, 1, "channels_last writes outside its memory");
+  if (count > 0) conv::to_channels_last(x, out, parallel);
+}
+
 // Moves bytes between two layouts of up to six dimensions, listed from the output's outermost to its innermost.
 void copy(Reader& in, const Parallel& parallel) {
   constexpr int kRank = 6;
@@ -339,6 +358,7 @@ void run(const int64_t* words, int64_t count, const std::vector<Memory>& memorie
       case Opcode::mul: combine(in, true, parallel); break;
       case Opcode::lookup: lookup(in, parallel); break;
       case Opcode::copy: copy(in, parallel); break;
+      case Opcode::channels_last: channels_last(in, parallel); break;
       case Opcode::max_pool: pool_windows(in, false, parallel); break;
       case Opcode::average_pool: pool_windows(in, true, parallel); break;
       default: in.require(false, "its opcode is unknown");

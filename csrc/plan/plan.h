@@ -31,6 +31,7 @@ enum class Opcode : int64_t {
   copy = 8,
   max_pool = 9,
   average_pool = 10,
+  channels_last = 11,
 };
 
 // Runs `words`. Throws std::invalid_argument, saying which instruction is wrong; outputs may then be half written.

@@ -188,7 +188,7 @@ _TYPES = {
     torch.int32: 6,
 }
 _BYTES = (torch.int8, torch.uint8)
-_QUANTIZE, _DEQUANTIZE, _CONV, _LINEAR, _ADD, _MUL, _LOOKUP, _COPY, _MAX_POOL, _AVG_POOL = range(1, 11)
+_QUANTIZE, _DEQUANTIZE, _CONV, _LINEAR, _ADD, _MUL, _LOOKUP, _COPY, _MAX_POOL, _AVG_POOL, _CHANNELS_LAST = range(1, 12)
 
 
 def _bits(value: float) -> int:
@@ -280,6 +280,19 @@ class _Builder:
         self.copy(name, value, moved)
         return moved
 
+    def channels_last(self, value: _Value) -> _Value:
+        """The value with its channels innermost in memory: itself, or a copy."""
+        strides = _channels_last_strides(value.shape)
+        if all(a == b for a, b, n in zip(value.strides, strides, value.shape, strict=True) if n != 1):
+            return value
+        moved = _Value(_Buffer(value.count), value.shape, strides, value.dtype)
+        missing = 5 - len(value.shape)
+        shape = (*value.shape[:2], *[1] * missing, *value.shape[2:])
+        steps = (*value.strides[:2], *[0] * missing, *value.strides[2:])
+        sizes = [word for pair in zip(shape, steps, strict=True) for word in pair]
+        self.emit("to channels_last", _CHANNELS_LAST, *sizes, self.ref(value), self.ref(moved))
+        return moved
+
     # --- operators ---
 
     def quantize(self, node: Node, x: _Value, scale: float, zero_point: int, low: int, high: int, dtype: Any) -> None:
@@ -326,7 +339,7 @@ class _Builder:
             padding = [p + extra for p, extra in zip(padding, before, strict=True)]
         w = cast(Tensor, self.tensor(weight))
         rank, channels = w.dim() - 2, w.shape[0]
-        x = self.strided(x, _channels_last_strides(x.shape), "to channels_last")
+        x = self.channels_last(x)
         out = self.place(node)
         scales = cast(Tensor, self.tensor(weight_scale)).to(torch.float64).reshape(-1).expand(channels)
         reals = self.tensor(bias)
@@ -423,7 +436,7 @@ class _Builder:
         rank = len(x.shape) - 2
         if not 1 <= rank <= 3 or fake.dim() != len(x.shape):
             raise PlanError(f"{name} in a plan takes batched inputs of three to five dimensions, got {x.shape}")
-        x = self.strided(x, _channels_last_strides(x.shape), "to channels_last")
+        x = self.channels_last(x)
         pooled = _Value(_Buffer(fake.numel()), tuple(fake.shape), _channels_last_strides(tuple(fake.shape)), x.dtype)
         sizes: list[int] = []
         for d in range(rank - 3, rank):
@@ -446,7 +459,7 @@ class _Builder:
         if sorted(d % len(x.shape) for d in dim) != list(range(2, len(x.shape))) or rank < 1:
             raise PlanError(f"mean in a plan is over all spatial dimensions, got dim={dim} of {len(x.shape)}")
         fake = cast(Tensor, node.meta["val"])
-        x = self.strided(x, _channels_last_strides(x.shape), "to channels_last")
+        x = self.channels_last(x)
         pooled = _Value(_Buffer(fake.numel()), (x.shape[0], x.shape[1]), (x.shape[1], 1), x.dtype)
         sizes = [1, 1, 1] * (3 - rank) + [w for n in x.shape[2:] for w in (n, 1, 1)]
         self.emit(
