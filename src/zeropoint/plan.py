@@ -168,6 +168,10 @@ class _Value:
             count *= size
         return count
 
+    def lies_in(self, strides: tuple[int, ...]) -> bool:
+        """Whether these strides address the same memory; that of a dimension of size 1 does not matter."""
+        return all(a == b for a, b, n in zip(self.strides, strides, self.shape, strict=True) if n != 1)
+
     def is_dense(self) -> bool:
         """Whether the elements fill their memory, in some order of the dimensions."""
         expected = 1
@@ -273,8 +277,7 @@ class _Builder:
 
     def strided(self, value: _Value, strides: tuple[int, ...], name: str) -> _Value:
         """The value in another memory layout: itself, or a copy."""
-        same = all(a == b for a, b, n in zip(value.strides, strides, value.shape, strict=True) if n != 1)
-        if same:
+        if value.lies_in(strides):
             return value
         moved = _Value(_Buffer(value.count), value.shape, strides, value.dtype)
         self.copy(name, value, moved)
@@ -283,7 +286,7 @@ class _Builder:
     def channels_last(self, value: _Value) -> _Value:
         """The value with its channels innermost in memory: itself, or a copy."""
         strides = _channels_last_strides(value.shape)
-        if all(a == b for a, b, n in zip(value.strides, strides, value.shape, strict=True) if n != 1):
+        if value.lies_in(strides):
             return value
         moved = _Value(_Buffer(value.count), value.shape, strides, value.dtype)
         missing = 5 - len(value.shape)
@@ -304,8 +307,7 @@ class _Builder:
 
     def dequantize(self, node: Node, x: _Value, scale: float, zero_point: int, dtype: Any) -> None:
         out = self.place(node)
-        if not x.is_dense() or x.strides != out.strides:
-            x = self.strided(x, out.strides, "dequantize")
+        x = self.strided(x, out.strides, "dequantize")
         self.emit(
             *("dequantize", _DEQUANTIZE, x.count, _TYPES[x.dtype], _TYPES[dtype], self.ref(x), self.ref(out)),
             *(_bits(scale), zero_point),
@@ -519,11 +521,8 @@ class _Builder:
     def move(self, node: Node, x: _Value) -> None:
         """A reshape, slice or copy: a view where the eager operator gives one, else a copy."""
         fake, base = cast(Tensor, node.meta["val"]), cast(Tensor, cast(Node, node.args[0]).meta["val"])
-        if fake.untyped_storage()._cdata == base.untyped_storage()._cdata or (
-            isinstance(base, Tensor) and _same_layout(fake, x)
-        ):
-            start = x.start + int(fake.storage_offset()) - int(base.storage_offset())
-            self.values[node] = _Value(x.buffer, tuple(fake.shape), tuple(fake.stride()), x.dtype, start)
+        if fake.untyped_storage()._cdata == base.untyped_storage()._cdata or _same_layout(fake, x):
+            self.values[node] = _window(x, node, fake)
             return
         out = self.place(node)
         if out.shape != x.shape:  # a reshape that must copy: first to the logical order, then it is a view
@@ -628,6 +627,7 @@ def _lower(build: _Builder, node: Node) -> None:
 
 
 def _window(x: _Value, node: Node, fake: Tensor) -> _Value:
+    """The part of ``x`` that ``fake`` is a view of, among the outputs of ``node``."""
     base = cast(Tensor, cast(Node, node.args[0]).meta["val"])
     start = x.start + int(fake.storage_offset()) - int(base.storage_offset())
     return _Value(x.buffer, tuple(fake.shape), tuple(fake.stride()), x.dtype, start)
