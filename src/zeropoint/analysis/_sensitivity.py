@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from zeropoint.analysis._errors import decibels
 from zeropoint.analysis._simulate import Simulation
 from zeropoint.ao.quantization import QConfig, quantize_dynamic
 from zeropoint.ao.quantization.utils import clone_model
+from zeropoint.files import write_text
 
 __all__ = ["LayerSensitivity", "Metric", "Sensitivity", "output_sqnr", "sensitivity"]
 
@@ -210,11 +210,4 @@ class _Journal:
         if self.path is None:
             return
         text = json.dumps({"fingerprint": self.fingerprint, "values": self.values})
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, self.path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_text(self.path, text)

@@ -3,7 +3,7 @@
 A file holds codes as int8, uint8 or int32 tensors with their scales and zero points beside them, under the names that a
 state dict of this package has; any reader of safetensors can read it. Nothing in it is ever executed.
 
-May import: ``dtypes``, ``tensor``, ``_records``.
+May import: ``dtypes``, ``files``, ``tensor``, ``_records``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from zeropoint.checkpoint._records import CheckpointError
 from zeropoint.dtypes import as_qdtype
+from zeropoint.files import write_bytes
 from zeropoint.tensor import QTensor
 
 __all__ = ["load_file", "read_facts", "save_file"]
@@ -36,7 +37,8 @@ def save_file(
     """Writes a model's state, or a state dict, as safetensors.
 
     Quantized tensors are written as codes, with ``<name>_scale`` and ``<name>_zero_point`` beside them. Tensors that
-    are one tensor under several names (tied weights) are written once, and are one tensor again after loading.
+    are one tensor under several names (tied weights) are written once, and are one tensor again after loading. The file
+    is written whole or not at all.
 
     Args:
         model: module, or state dict: names → tensors, quantized tensors, numbers, texts.
@@ -47,6 +49,7 @@ def save_file(
         ImportError: the package ``safetensors`` is not installed.
         TypeError: a value of another kind, or metadata that is no text.
         ValueError: two entries that would have one name.
+        OSError: the file cannot be written; nothing is left behind.
 
     Example:
         >>> import os, tempfile, torch, zeropoint as zp
@@ -63,7 +66,7 @@ def save_file(
     texts = dict(metadata or {})
     if _KEY in texts or not all(isinstance(text, str) for pair in texts.items() for text in pair):
         raise TypeError(f"metadata maps texts to texts, and {_KEY!r} is taken")
-    from_torch.save_file(tensors, os.fspath(path), {"format": "pt", **texts, _KEY: json.dumps(facts)})
+    write_bytes(path, from_torch.save(tensors, {"format": "pt", **texts, _KEY: json.dumps(facts)}))
 
 
 def load_file(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> OrderedDict[str, Any]:

@@ -1,6 +1,6 @@
 """Programs on disk.
 
-May import: ``_rewrite``.
+May import: ``files``, ``_rewrite``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from zeropoint.files import write_bytes
 from zeropoint.migrate._rewrite import Left, Migration, migrate_source
 
 __all__ = ["migrate_paths", "python_files", "read_source"]
@@ -64,7 +65,7 @@ def migrate_paths(
         if not migration.changes and not migration.left:
             continue
         if write and migration.changes:
-            path.write_bytes(migration.text.encode(encoding))
+            write_bytes(path, migration.text.encode(encoding))
         yield path, before, migration
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from zeropoint.analysis import Sensitivity, TensorError
+from zeropoint.files import write_text
 from zeropoint.report import _draw
 from zeropoint.report._collect import LayerReport, Report, collect
 
@@ -67,20 +67,8 @@ def write(
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
     report = collect(model, reference, data, sensitivity=sensitivity, title=title, progress=progress)
-    _replace(path, formats[path.suffix](report))
+    write_text(path, formats[path.suffix](report))
     return report
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _json(report: Report) -> str:
