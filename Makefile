@@ -12,7 +12,7 @@ CMAKE  := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench native-test native-test-arm wheel clean
+.PHONY: help setup demo voices test check format bench native-test native-test-arm wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -33,6 +33,13 @@ $(VENV)/examples.done: $(VENV)/package.done examples/requirements.txt
 	$(PIP) install --quiet --no-deps -r examples/requirements.txt
 	touch $@
 
+# The speaker encoder's test listens to synthetic voices. Without them it is skipped, and says so.
+voices:
+	@command -v flite >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  { apt-get install -y -qq --no-install-recommends flite >/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends flite >/dev/null; }; }; } || \
+	  echo "no program flite (Debian: apt-get install flite): the speaker encoder's test will be skipped" >&2
+
 $(VENV)/bench.done: $(VENV)/examples.done benchmarks/requirements.txt
 	$(PIP) install --quiet -r benchmarks/requirements.txt
 	touch $@
@@ -42,7 +49,7 @@ setup: $(VENV)/package.done ## make .venv and build the package into it
 demo: $(VENV)/examples.done ## quantize real networks and compare them with float
 	$(BIN)/python examples/imagenet.py
 
-test: $(VENV)/examples.done ## all tests
+test: $(VENV)/examples.done voices ## all tests
 	$(PYTEST)
 
 check: $(VENV)/package.done ## format, lint, types, a case of every fast test: under a minute

@@ -154,8 +154,8 @@ void recurrent(const Call& call, const Parallel& parallel) {
   const int64_t parts = by_rows || by_units ? threads : 1;
   std::vector<Workspace> workspaces(static_cast<size_t>(parts));
 
-  // Narrow inputs get 16 bits: what the first grid leaves of them goes through a second one.
-  const bool fine = depth * 4 <= state;
+  const bool fine = call.input_rest != nullptr;
+  const bool need_sums = call.input.zero_point || (fine && call.input_rest->zero_point);
   Projection again = call.input;
   again.bias = nullptr;
   Codes codes, rest_codes;
@@ -172,7 +172,7 @@ void recurrent(const Call& call, const Parallel& parallel) {
     done += end - begin;
 
     const int64_t rows = first[end] - first[begin];
-    codes.quantize(call.x + first[begin] * depth, rows, depth, call.input.zero_point != nullptr);
+    codes.quantize(call.x + first[begin] * depth, rows, depth, need_sums);
     if (fine) {
       rest.resize(static_cast<size_t>(rows * depth));
       subtract(codes, call.x + first[begin] * depth, rows, depth, rest.data());
@@ -187,13 +187,17 @@ void recurrent(const Call& call, const Parallel& parallel) {
       const int64_t right = std::min(part_begin(to, shares, panels) * gemm::kPanel, width);
       project(call.input, codes, 0, rows, left, right, given.data() + left, width, sums);
       if (!fine) return;
-      std::vector<float> more(static_cast<size_t>(rows * (right - left)));
-      project(again, rest_codes, 0, rows, left, right, more.data(), right - left, sums);
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t n = left; n < right; ++n) {
-          float& y = given[static_cast<size_t>(r * width + n)];
-          y = y + more[static_cast<size_t>(r * (right - left) + n - left)];
+      const int64_t columns = right - left;
+      std::vector<float> more(static_cast<size_t>(rows * columns));
+      const auto add = [&](const Projection& by, const Codes& of) {
+        project(by, of, 0, rows, left, right, more.data(), columns, sums);
+        for (int64_t r = 0; r < rows; ++r) {
+          float* y = given.data() + r * width + left;
+          for (int64_t n = 0; n < columns; ++n) y[n] = y[n] + more[static_cast<size_t>(r * columns + n)];
         }
+      };
+      add(again, rest_codes);
+      add(*call.input_rest, codes);
     });
 
     const auto walk = [&](auto&& visit) {

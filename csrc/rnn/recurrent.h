@@ -26,6 +26,8 @@ struct Call {
   const int64_t* batch_sizes = nullptr;  // [steps], not rising
   const float* x = nullptr;              // the rows of all steps, one step after the other
   Projection input, recurrent;           // n = gates * hidden
+  // What the int8 weights of the input leave of the real ones: with it, inputs and weights have 16 bits. Null: none.
+  const Projection* input_rest = nullptr;
   const Projection* output = nullptr;    // from the hidden units to the state; null: they are the state
   float* h = nullptr;                    // [batch_sizes[0] or more][state]: before, and then after
   float* c = nullptr;                    // the same of the cells, [...][hidden]; lstm only

@@ -137,7 +137,9 @@ std::tuple<Tensor, Tensor, Tensor> recurrent_dynamic(
     const Tensor& scale_hh, const Tensor& zero_point_hh, const std::optional<Tensor>& bias_hh,
     const std::optional<Tensor>& packed_hh, const std::optional<Tensor>& weight_hr,
     const std::optional<Tensor>& scale_hr, const std::optional<Tensor>& zero_point_hr,
-    const std::optional<Tensor>& packed_hr) {
+    const std::optional<Tensor>& packed_hr, const std::optional<Tensor>& rest_ih,
+    const std::optional<Tensor>& scale_rest, const std::optional<Tensor>& zero_point_rest,
+    const std::optional<Tensor>& packed_rest) {
   check_reals(x, "x");
   check_reals(h, "h");
   STD_TORCH_CHECK(h.dim() == 2, "recurrent_dynamic: h must be (batch, size), got shape ", text_of(h));
@@ -153,13 +155,19 @@ std::tuple<Tensor, Tensor, Tensor> recurrent_dynamic(
                   "recurrent_dynamic: ", call.hidden, " hidden units do not fit states of shape ", text_of(h));
 
   const Parallel parallel = torch_parallel();
-  Operands input, hidden, output;
+  Operands input, hidden, output, rest;
   prepare(input, "weight_ih", gates * call.hidden, x.size(x.dim() - 1), weight_ih, scale_ih, zero_point_ih, bias_ih,
           packed_ih, parallel);
   prepare(hidden, "weight_hh", gates * call.hidden, state, weight_hh, scale_hh, zero_point_hh, bias_hh, packed_hh,
           parallel);
   call.input = input.projection;
   call.recurrent = hidden.projection;
+  if (rest_ih.has_value()) {
+    STD_TORCH_CHECK(scale_rest.has_value() && zero_point_rest.has_value(), "recurrent_dynamic: rest_ih needs its grids");
+    prepare(rest, "rest_ih", gates * call.hidden, x.size(x.dim() - 1), *rest_ih, *scale_rest, *zero_point_rest,
+            std::nullopt, packed_rest, parallel);
+    call.input_rest = &rest.projection;
+  }
   if (weight_hr.has_value()) {
     STD_TORCH_CHECK(scale_hr.has_value() && zero_point_hr.has_value(), "recurrent_dynamic: weight_hr needs its grids");
     prepare(output, "weight_hr", state, call.hidden, *weight_hr, *scale_hr, *zero_point_hr, std::nullopt, packed_hr,

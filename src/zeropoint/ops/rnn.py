@@ -63,20 +63,30 @@ class _Projection(NamedTuple):
     zero_point: Tensor
     bias: Tensor | None
 
-    def __call__(self, x: Tensor, fine: bool = False) -> Tensor:
+    def __call__(self, x: Tensor, rest: _Projection | None = None) -> Tensor:
         """Floats ``(rows, N)`` of float32 ``(rows, K)``: exact integer sums, every row of ``x`` on its own grid.
 
-        ``fine`` adds what the first grid leaves of ``x``, on a second one: 16 bits in two products.
+        With ``rest``, what the int8 weight leaves of the real one, there are 16 bits of both: to the product come that
+        of what the first grid leaves of ``x``, on a second grid, and that of ``rest``.
         """
-        scale, zero_point = (grid_part.unsqueeze(1) for grid_part in _row_grids(x))
-        codes = grid.quantize(x, scale, zero_point, quint8.qmin, quint8.qmax)
-        step = scale.to(torch.float32)
-        y = exact_sums(codes, zero_point, self.weight, self.zero_point).to(torch.float32) * (step * self.scale)
+        codes, scale, zero_point = _rows_on_grids(x)
+        y = self._of_codes(codes, scale, zero_point)
         if self.bias is not None:
             y = y + self.bias
-        if fine:
-            y = y + self._replace(bias=None)(x - (codes - zero_point).to(torch.float32) * step)
+        if rest is not None:
+            left = x - (codes - zero_point).to(torch.float32) * scale
+            y = y + self._of_codes(*_rows_on_grids(left))
+            y = y + rest._of_codes(codes, scale, zero_point)
         return y
+
+    def _of_codes(self, codes: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        return exact_sums(codes, zero_point, self.weight, self.zero_point).to(torch.float32) * (scale * self.scale)
+
+
+def _rows_on_grids(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, and every row's float32 scale and zero point."""
+    scale, zero_point = (grid_part.unsqueeze(1) for grid_part in _row_grids(x))
+    return grid.quantize(x, scale, zero_point, quint8.qmin, quint8.qmax), scale.to(torch.float32), zero_point
 
 
 def _row_grids(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +121,8 @@ def _step(mode: str, given: Tensor, recurrent: Tensor, h: Tensor, c: Tensor | No
     "recurrent_dynamic(Tensor x, Tensor h, Tensor? c, Tensor? batch_sizes, str mode, bool reverse,"
     " Tensor weight_ih, Tensor scale_ih, Tensor zero_point_ih, Tensor? bias_ih, Tensor? packed_ih,"
     " Tensor weight_hh, Tensor scale_hh, Tensor zero_point_hh, Tensor? bias_hh, Tensor? packed_hh,"
-    " Tensor? weight_hr, Tensor? scale_hr, Tensor? zero_point_hr, Tensor? packed_hr) -> (Tensor, Tensor, Tensor)",
+    " Tensor? weight_hr, Tensor? scale_hr, Tensor? zero_point_hr, Tensor? packed_hr,"
+    " Tensor? rest_ih, Tensor? scale_rest, Tensor? zero_point_rest, Tensor? packed_rest) -> (Tensor, Tensor, Tensor)",
     meta=lambda x, h, c, *args: (
         x.new_empty((*x.shape[:-1], h.shape[-1])),
         h.new_empty(h.shape),
@@ -139,11 +150,12 @@ def recurrent_dynamic_reference(
     scale_hr: Tensor | None,
     zero_point_hr: Tensor | None,
     packed_hr: Tensor | None,
+    rest_ih: Tensor | None = None,
+    scale_rest: Tensor | None = None,
+    zero_point_rest: Tensor | None = None,
+    packed_rest: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One direction of one layer over all steps; everything that is real is float32.
-
-    Inputs of at most a quarter of the state's size are features, such as spectra, whose values may differ by orders of
-    magnitude within a row; they get 16 bits, in two products that cost little beside the state's.
 
     Args:
         x: ``(steps, batch, K)``, or the rows of a packed sequence ``(rows, K)`` with its ``batch_sizes``.
@@ -153,7 +165,9 @@ def recurrent_dynamic_reference(
         weight_ih, weight_hh: int8 ``(gates * hidden, …)``, gates in torch's order; scales and zero points of their
             rows, one or one a row.
         weight_hr: of an LSTM that projects its state, int8 ``(projected, hidden)``.
-        packed_ih, packed_hh, packed_hr: of ``linear_pack``; not needed here.
+        rest_ih: int8 like ``weight_ih``, on a grid of its own: what ``weight_ih`` leaves of the real weight. With it,
+            inputs and their weights have 16 bits.
+        packed_ih, packed_hh, packed_hr, packed_rest: of ``linear_pack``; not needed here.
 
     Returns:
         The states of all steps, in the form of ``x``; the states after; the cell states after (empty if there are
@@ -166,8 +180,13 @@ def recurrent_dynamic_reference(
         assert scale_hr is not None
         assert zero_point_hr is not None
         projected = _Projection(weight_hr, scale_hr, zero_point_hr, None)
+    rest = None
+    if rest_ih is not None:
+        assert scale_rest is not None
+        assert zero_point_rest is not None
+        rest = _Projection(rest_ih, scale_rest, zero_point_rest, None)
     sizes = [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
-    inputs = given(x.flatten(0, -2), fine=x.shape[-1] * 4 <= h.shape[1]).split(sizes)
+    inputs = given(x.flatten(0, -2), rest).split(sizes)
     outputs: list[Tensor] = [h[:0]] * len(sizes)
     h, c = h.clone(), None if c is None else c.clone()
     for t in reversed(range(len(sizes))) if reverse else range(len(sizes)):

@@ -28,6 +28,8 @@ LAYERS = [
     pytest.param(nn.GRU, {}, id="gru"),
     pytest.param(nn.GRU, {"num_layers": 2, "bidirectional": True, "batch_first": True}, id="gru-deep-both-ways"),
     pytest.param(nn.GRU, {"bias": False}, id="gru-no-bias"),
+    pytest.param(nn.RNN, {"num_layers": 2, "bidirectional": True}, id="tanh-deep-both-ways"),
+    pytest.param(nn.RNN, {"nonlinearity": "relu", "batch_first": True, "bias": False}, id="relu-no-bias"),
 ]
 CELLS = [
     pytest.param(nn.LSTMCell, {}, id="lstm"),
@@ -140,6 +142,54 @@ def test_sequences_of_any_loudness_keep_their_precision() -> None:
     for i in range(8):
         assert sqnr(y[:, i], made[:, i]) > 25
         assert torch.equal(made[:, i : i + 1], quantized(x[:, i : i + 1])[0])
+
+
+def spectra(rows: int, columns: int) -> Tensor:
+    """Columns whose values differ by orders of magnitude."""
+    return torch.randn(rows, 2, columns).square() * torch.logspace(1, -5, columns)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_narrow_inputs_of_wide_range_have_16_bits(kind: Any) -> None:
+    layer = kind(16, 32).eval()
+    with torch.no_grad():
+        for name, weight in layer.named_parameters():
+            if name.startswith("weight_ih"):
+                weight.copy_(torch.randn(weight.shape) / torch.logspace(1, -1, 16))
+    quantized = twin(layer)
+    x = spectra(6, 16)[0] if kind.__name__.endswith("Cell") else spectra(6, 16)
+    given, made = (flat(m(x))[0] for m in (layer, quantized))
+    weights = quantized.get_weight()
+    names = [name for name in weights if name.startswith("weight_ih")]
+    assert len(names) == 2
+    assert sqnr(getattr(layer, names[0]), sum(weights[name].dequantize() for name in names)) > 85
+    assert sqnr(given, made) > 35
+    alone = twin(layer)
+    alone.set_weight_bias({names[0]: weights[names[0]]})  # a weight alone has no rest
+    loaded = twin(kind(16, 32))
+    loaded.load_state_dict({name: value for name, value in quantized.state_dict().items() if "_rest" not in name})
+    assert equal(alone(x), loaded(x))
+    assert sqnr(given, flat(alone(x))[0]) < sqnr(given, made) - 3
+    with pytest.raises(RuntimeError, match="Missing key"):
+        loaded.load_state_dict({})
+
+
+def test_a_narrow_layers_state_goes_round() -> None:
+    def made() -> Any:
+        return twin(nn.LSTM(8, 32, num_layers=2, bidirectional=True))
+
+    quantized, fresh, x = made(), made(), torch.randn(4, 3, 8)
+    rests = {name for name in quantized.state_dict() if name.endswith("_rest")}
+    assert rests == {"weight_ih_l0_rest", "weight_ih_l0_reverse_rest"}
+    fresh.load_state_dict(quantized.state_dict())
+    stream = io.BytesIO()
+    torch.save(quantized, stream)
+    stream.seek(0)
+    for other in (fresh, copy.deepcopy(quantized), torch.load(stream, weights_only=False)):
+        assert equal(other(x), quantized(x))
+    before = quantized(x)
+    quantized.weight_ih_l0_rest.zero_()
+    assert not equal(before, quantized(x))
 
 
 def test_one_huge_value_leaves_everything_finite() -> None:
@@ -267,7 +317,7 @@ def test_an_lstm_inside_a_module_exports() -> None:
     assert torch.equal(exported.module()(x), quantized(x))
 
 
-@pytest.mark.parametrize("make", [nnqd.LSTM, nnqd.GRU, nnqd.LSTMCell, nnqd.GRUCell, nnqd.RNNCell])
+@pytest.mark.parametrize("make", [nnqd.LSTM, nnqd.GRU, nnqd.RNN, nnqd.LSTMCell, nnqd.GRUCell, nnqd.RNNCell])
 def test_other_weight_dtypes_are_refused_not_ignored(make: Any) -> None:
     with pytest.raises(ValueError, match=r"takes qint8 weights, got dtype=torch\.float16"):
         make(4, 5, dtype=torch.float16)
@@ -282,6 +332,8 @@ def test_what_is_refused_is_told() -> None:
         nnqd.GRU(4, 5, dropout=2.0)
     with pytest.raises(ValueError, match="nonlinearity must be"):
         nnqd.RNNCell(4, 5, nonlinearity="sin")
+    with pytest.raises(ValueError, match="nonlinearity must be"):
+        nnqd.RNN(4, 5, nonlinearity="sin")
     with pytest.raises(TypeError, match=r"takes torch\.nn\.modules\.rnn\.LSTM, got GRU"):
         nnqd.LSTM.from_float(nn.GRU(4, 5))
     layer = nnqd.LSTM(4, 5)
@@ -330,18 +382,19 @@ def test_native_equals_reference(isa: str, mode: str, sizes: tuple[int, int, int
     c = torch.randn(batch, hidden) if mode == "LSTM" else None
     try:
         cpu.set_isa(isa)
-        for count, shifted, reverse in ((1, True, False), (2, False, True)):
+        for count, shifted, reverse, fine in ((1, True, False, True), (2, False, True, True), (2, False, False, False)):
             torch.set_num_threads(count)
             given = operands(GATES[mode] * hidden, columns, shifted)
             recurrent = operands(GATES[mode] * hidden, state, shifted)
             recurrent[-1] = torch.ops.zeropoint.linear_pack.default(recurrent[0])
             output = operands(state, hidden, shifted, bias=False) if projected else [None] * 4
+            rest = operands(GATES[mode] * hidden, columns, not shifted, bias=False) if fine else [None] * 4
             forms: list[tuple[Tensor, Tensor | None]] = [(x, None)]
             if steps and batch:
                 falling = torch.randint(1, batch + 1, (steps,)).sort(descending=True).values
                 forms.append((torch.randn(int(falling.sum()), columns), falling))
             for rows, batch_sizes in forms:
-                arguments = (rows, h, c, batch_sizes, mode, reverse, *given, *recurrent, *output)
+                arguments = (rows, h, c, batch_sizes, mode, reverse, *given, *recurrent, *output, *rest)
                 assert equal(
                     torch.ops.zeropoint.recurrent_dynamic.default(*arguments), recurrent_dynamic_reference(*arguments)
                 )
@@ -354,10 +407,11 @@ def test_native_equals_reference(isa: str, mode: str, sizes: tuple[int, int, int
 def test_native_code_checks_every_size() -> None:
     def call(**changes: Any) -> None:
         given = changes.pop("given", operands(20, 6, False))
+        rest = changes.pop("rest", operands(20, 6, True, bias=False))
         states = {"x": torch.randn(3, 2, 6), "h": torch.zeros(2, 5), "c": torch.zeros(2, 5)}
         named = {**states, "batch_sizes": None, "mode": "LSTM", **changes}
         recurrent = operands(20, 5, False)
-        torch.ops.zeropoint.recurrent_dynamic.default(*named.values(), False, *given, *recurrent, *[None] * 4)
+        torch.ops.zeropoint.recurrent_dynamic.default(*named.values(), False, *given, *recurrent, *[None] * 4, *rest)
 
     call()
     for changes, text in (
@@ -371,6 +425,8 @@ def test_native_code_checks_every_size() -> None:
         ({"x": torch.randn(6, 6), "batch_sizes": torch.tensor([2, 3, 1])}, "must not rise"),
         ({"x": torch.randn(6, 6), "batch_sizes": torch.tensor([2, 1])}, "for these batch_sizes"),
         ({"given": operands(20, 7, False)}, "weight_ih must be"),
+        ({"rest": operands(20, 7, False, bias=False)}, "rest_ih must be"),
+        ({"rest": [*operands(20, 6, False, bias=False)[:1], None, None, None]}, "rest_ih needs its grids"),
     ):
         with pytest.raises(RuntimeError, match=text):
             call(**changes)

@@ -9,11 +9,12 @@ from zeropoint.ao.nn.quantized.dynamic.conv import (
     ConvTranspose3d,
 )
 from zeropoint.ao.nn.quantized.dynamic.linear import Linear
-from zeropoint.ao.nn.quantized.dynamic.rnn import GRU, LSTM, GRUCell, LSTMCell, RNNBase, RNNCell, RNNCellBase
+from zeropoint.ao.nn.quantized.dynamic.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNBase, RNNCell, RNNCellBase
 
 __all__ = [
     "GRU",
     "LSTM",
+    "RNN",
     "Conv1d",
     "Conv2d",
     "Conv3d",

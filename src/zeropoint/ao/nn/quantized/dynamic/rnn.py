@@ -22,7 +22,7 @@ from zeropoint.ops.quantize import FLOAT_DTYPES
 from zeropoint.ops.rnn import GATES
 from zeropoint.tensor import QTensor
 
-__all__ = ["GRU", "LSTM", "GRUCell", "LSTMCell", "RNNBase", "RNNCell", "RNNCellBase"]
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNBase", "RNNCell", "RNNCellBase"]
 
 _R = TypeVar("_R", bound="_Recurrent")
 
@@ -33,6 +33,10 @@ class _Recurrent(QuantizedModule):
     The state is flat plain tensors: of every weight ``weight_ih_l0`` (int8 codes), ``weight_ih_l0_scale`` (float32, one
     a row), ``weight_ih_l0_zero_point`` (int32, one a row), and ``bias_ih_l0`` (float32). Scales and zero points without
     dimensions are one grid for all rows.
+
+    Inputs of at most half the state's size are features, such as spectra, whose values may differ by orders of
+    magnitude within a row, and weights with them. There inputs and weights have 16 bits, in two more products that
+    cost little beside the state's: ``weight_ih_l0_rest`` is what ``weight_ih_l0`` leaves of the float weight.
     """
 
     DERIVED: ClassVar[tuple[str, ...]] = ("_packed_seen",)
@@ -59,6 +63,11 @@ class _Recurrent(QuantizedModule):
         self._buffers[f"_packed_{suffix}"] = None
         self._non_persistent_buffers_set.add(f"_packed_{suffix}")
 
+    def _init_input_weight(self, suffix: str, rows: int, columns: int, state: int) -> None:
+        self._init_weight(suffix, rows, columns)
+        if columns * 2 <= state:
+            self._init_weight(f"{suffix}_rest", rows, columns)
+
     def _init_bias(self, suffix: str, rows: int) -> None:
         self._buffers[f"bias_{suffix}"] = torch.zeros(rows) if self.bias else None
 
@@ -71,7 +80,7 @@ class _Recurrent(QuantizedModule):
     # --- weights as the user sees them ---
 
     def get_weight(self) -> dict[str, QTensor]:
-        """The qint8 weights by name, sharing the module's codes."""
+        """The qint8 weights by name, sharing the module's codes; a weight with a ``_rest`` is the sum of the two."""
         return {f"weight_{suffix}": self._weight(f"weight_{suffix}") for suffix in self._suffixes()}
 
     def get_bias(self) -> dict[str, Tensor]:
@@ -83,7 +92,7 @@ class _Recurrent(QuantizedModule):
         return join_weight(codes, scale, zero_point, 0)
 
     def set_weight_bias(self, weight_bias_dict: dict[str, Tensor]) -> None:
-        """Takes new weights and biases by name; those that are not named stay.
+        """Takes new weights and biases by name; those that are not named stay. A new weight alone has no rest.
 
         Args:
             weight_bias_dict: qint8 tensors (``weight_…``) and float tensors (``bias_…``) of the module's shapes.
@@ -102,6 +111,9 @@ class _Recurrent(QuantizedModule):
             else:
                 parts = split_weight(value, 0)
                 changes.update(zip((name, f"{name}_scale", f"{name}_zero_point"), parts, strict=True))
+                rest = self._buffers.get(f"{name}_rest")
+                if rest is not None and f"{name}_rest" not in weight_bias_dict:
+                    changes[f"{name}_rest"] = torch.zeros_like(rest)
         self._buffers.update(changes)
         self._derive()
 
@@ -148,7 +160,7 @@ class _Recurrent(QuantizedModule):
         self, x: Tensor, h: Tensor, c: Tensor | None, batch_sizes: Tensor | None, reverse: bool, end: str = ""
     ) -> tuple[Tensor, Tensor, Tensor]:
         """One direction of one layer, whose weights' names end with ``end``."""
-        projects = f"weight_hr{end}" in self._buffers
+        projects, fine = f"weight_hr{end}" in self._buffers, f"weight_ih{end}_rest" in self._buffers
         return torch.ops.zeropoint.recurrent_dynamic.default(  # type: ignore[no-any-return]
             x,
             h,
@@ -159,6 +171,7 @@ class _Recurrent(QuantizedModule):
             *self._operands(f"ih{end}"),
             *self._operands(f"hh{end}"),
             *(self._operands(f"hr{end}", has_bias=False) if projects else [None] * 4),
+            *(self._operands(f"ih{end}_rest", has_bias=False) if fine else [None] * 4),
         )
 
     def _as_float(self, x: Any) -> Tensor:
@@ -194,6 +207,11 @@ class _Recurrent(QuantizedModule):
         super()._adapt_state(state_dict, prefix)
         self._rename_old_state(state_dict, prefix)
         for name in [f"weight_{suffix}" for suffix in self._suffixes()]:
+            if name.endswith("_rest") and prefix + name.removesuffix("_rest") in state_dict:
+                for end in ("", "_scale", "_zero_point"):  # torch.ao keeps none
+                    kept = cast(Tensor, self._buffers[name + end])
+                    none = torch.ones_like(kept) if end == "_scale" else torch.zeros_like(kept)
+                    state_dict.setdefault(prefix + name + end, none)
             value = state_dict.get(prefix + name)
             if isinstance(value, Tensor) and (isinstance(value, QTensor) or value.is_quantized):
                 parts = split_weight(value, 0)
@@ -234,9 +252,14 @@ class _Recurrent(QuantizedModule):
         qconfig = getattr(mod, "qconfig", None)
         values: dict[str, Tensor] = {}
         for suffix in twin._suffixes():
+            if suffix.endswith("_rest"):
+                continue
             weight = cast(Tensor, getattr(mod, f"weight_{suffix}"))
             observer = (_per_channel_observer() if qconfig is None else qconfig.weight()).to(weight.device)
-            values[f"weight_{suffix}"] = quantized_weight(weight, observer, 0, module=mod)
+            quantized = values[f"weight_{suffix}"] = quantized_weight(weight, observer, 0, module=mod)
+            if f"_packed_{suffix}_rest" in twin._buffers:
+                rest, observer = weight - quantized.dequantize(), _per_channel_observer().to(weight.device)
+                values[f"weight_{suffix}_rest"] = quantized_weight(rest, observer, 0, module=mod)
         for name in twin.get_bias():
             values[name] = cast(Tensor, getattr(mod, name))
         twin.set_weight_bias(values)
@@ -254,10 +277,10 @@ def _per_channel_observer() -> Any:
 
 
 class RNNBase(_Recurrent):
-    """What :class:`LSTM` and :class:`GRU` share: layers, directions, packed sequences.
+    """What :class:`LSTM`, :class:`GRU` and :class:`RNN` share: layers, directions, packed sequences.
 
     Args:
-        mode: ``"LSTM"`` or ``"GRU"``.
+        mode: ``"LSTM"``, ``"GRU"``, ``"RNN_TANH"`` or ``"RNN_RELU"``.
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as for ``torch.nn.LSTM``;
             dropout acts in training mode only.
         dtype: of the weights, qint8.
@@ -303,7 +326,7 @@ class RNNBase(_Recurrent):
         rows, state = GATES[mode] * hidden_size, proj_size or hidden_size
         for layer in range(num_layers):
             for end in self._ends(layer):
-                self._init_weight(f"ih{end}", rows, input_size if layer == 0 else state * self._directions)
+                self._init_input_weight(f"ih{end}", rows, input_size if layer == 0 else state * self._directions, state)
                 self._init_weight(f"hh{end}", rows, state)
                 self._init_bias(f"ih{end}", rows)
                 self._init_bias(f"hh{end}", rows)
@@ -505,6 +528,51 @@ class GRU(RNNBase):
         return y, h
 
 
+@dynamic_twin_of(nn.RNN)
+class RNN(RNNBase):
+    """An Elman network over float sequences, with int8 weights and exact integer sums.
+
+    As :class:`LSTM`, with the arguments of ``torch.nn.RNN``.
+
+    Raises:
+        ValueError: another nonlinearity than ``"tanh"`` and ``"relu"``, sizes that make no layer, or another dtype.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        dtype: Any = qint8,
+    ) -> None:
+        mode = _mode_of(nonlinearity)
+        super().__init__(mode, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, dtype)
+        self.nonlinearity = nonlinearity
+
+    def forward(self, input: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]:
+        """As ``torch.nn.RNN``: ``output, h_n``; inputs as for :class:`LSTM`."""
+        y, h, _ = self._forward(input, hx)
+        return y, h
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.nonlinearity == "tanh" else f", nonlinearity={self.nonlinearity}")
+
+    @classmethod
+    def _sizes(cls, mod: Any) -> dict[str, Any]:
+        return {**super()._sizes(mod), "nonlinearity": mod.nonlinearity}
+
+
+def _mode_of(nonlinearity: str) -> str:
+    if nonlinearity not in ("tanh", "relu"):
+        raise ValueError(f"nonlinearity must be 'tanh' or 'relu', got {nonlinearity!r}")
+    return f"RNN_{nonlinearity.upper()}"
+
+
 # --- cells --------------------------------------------------------------------------------------------------------
 
 
@@ -529,8 +597,9 @@ class RNNCellBase(_Recurrent):
         self.hidden_size = hidden_size
         self.bias = bias
         rows = num_chunks * hidden_size
-        for suffix, columns in (("ih", input_size), ("hh", hidden_size)):
-            self._init_weight(suffix, rows, columns)
+        self._init_input_weight("ih", rows, input_size, hidden_size)
+        self._init_weight("hh", rows, hidden_size)
+        for suffix in ("ih", "hh"):
             self._init_bias(suffix, rows)
         self._derive()
 
@@ -591,15 +660,10 @@ class RNNCell(RNNCellBase):
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh", dtype: Any = qint8
     ) -> None:
-        if nonlinearity not in ("tanh", "relu"):
-            raise ValueError(f"nonlinearity must be 'tanh' or 'relu', got {nonlinearity!r}")
+        mode = _mode_of(nonlinearity)
         super().__init__(input_size, hidden_size, bias, num_chunks=1, dtype=dtype)
+        self.mode = mode
         self.nonlinearity = nonlinearity
-
-    @property
-    def mode(self) -> str:  # type: ignore[override]
-        """The kind of step, as torch names it."""
-        return "RNN_TANH" if self.nonlinearity == "tanh" else "RNN_RELU"
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """The state after: floats ``(batch, hidden_size)``, or ``(hidden_size,)`` for an input of one dimension."""
@@ -652,6 +716,7 @@ class GRUCell(RNNCellBase):
 _FLOAT: dict[type[_Recurrent], type[nn.Module]] = {
     LSTM: nn.LSTM,
     GRU: nn.GRU,
+    RNN: nn.RNN,
     RNNCell: nn.RNNCell,
     LSTMCell: nn.LSTMCell,
     GRUCell: nn.GRUCell,
