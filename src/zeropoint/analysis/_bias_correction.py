@@ -5,6 +5,7 @@ May import: floors 1 to 4.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ def _joined(batches: list[Any]) -> Any:
         return first
     if isinstance(first, Tensor):
         return torch.cat(batches)
-    if isinstance(first, dict):
+    if isinstance(first, Mapping):
         return {key: _joined([batch[key] for batch in batches]) for key in first}
     if isinstance(first, (tuple, list)):
         return tuple(_joined(list(parts)) for parts in zip(*batches, strict=True))

@@ -5,7 +5,7 @@ May import: torch only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,17 +17,19 @@ _T = TypeVar("_T")
 
 
 def as_batches(data: Any) -> list[Any]:
-    """The batches of ``data``: a tensor is one batch; anything else is gone through once and kept.
+    """The batches of ``data``: a tensor or a dict is one batch; anything else is gone through once and kept.
 
     Raises:
         TypeError: data that cannot be gone through. ValueError: no batch.
     """
-    if isinstance(data, Tensor):
+    if isinstance(data, (Tensor, Mapping)):
         batches: list[Any] = [data]
-    elif isinstance(data, Iterable) and not isinstance(data, (str, bytes, dict)):
+    elif isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
         batches = list(data)
     else:
-        raise TypeError(f"data must be a tensor or an iterable of batches, got {type(data).__name__}")
+        raise TypeError(
+            f"data must be a tensor, a dict of named arguments or an iterable of batches, got {type(data).__name__}"
+        )
     if not batches:
         raise ValueError("data has no batch: calibration and comparison need at least one")
     return batches
@@ -35,7 +37,7 @@ def as_batches(data: Any) -> list[Any]:
 
 def call(model: Any, batch: Any) -> Any:
     """The model on one batch: a tensor, a tuple or list of arguments, or a dict of named ones."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
@@ -54,21 +56,29 @@ def first_tensor(output: Any) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output.dequantize() if output.is_quantized else output
-    parts = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
     for part in parts:
-        if isinstance(part, (Tensor, tuple, list, dict)):
+        if isinstance(part, (Tensor, tuple, list, Mapping)):
             return first_tensor(part)
     raise TypeError(f"the model must return a tensor, or a tuple or dict that holds one, got {type(output).__name__}")
 
 
 def with_progress(items: Sequence[_T], what: str, shown: bool) -> Iterator[_T]:
-    """Goes through ``items`` behind a progress bar, if it is wanted and tqdm is installed."""
-    if shown:
-        try:
-            from tqdm.auto import tqdm  # type: ignore[import-untyped]
-        except ImportError:
-            pass
-        else:
-            yield from tqdm(items, desc=what, leave=False)
-            return
-    yield from items
+    """Goes through ``items`` behind a progress bar, if it is wanted and tqdm or rich is installed."""
+    bar = _bar(items, what) if shown else None
+    yield from items if bar is None else bar
+
+
+def _bar(items: Sequence[_T], what: str) -> Iterable[_T] | None:
+    try:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    except ImportError:
+        pass
+    else:
+        return tqdm(items, desc=what, leave=False)  # type: ignore[no-any-return]
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ImportError:
+        return None
+    return track(items, what, console=Console(stderr=True), transient=True)

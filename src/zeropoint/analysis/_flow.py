@@ -5,7 +5,7 @@ May import: torch only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
     elif isinstance(x, (tuple, list)):
         for part in x:
             yield from tensors_in(part)
-    elif isinstance(x, dict):
+    elif isinstance(x, Mapping):
         for part in x.values():
             yield from tensors_in(part)
 

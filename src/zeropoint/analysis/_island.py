@@ -14,15 +14,19 @@ from torch import Tensor, nn
 from zeropoint.analysis._data import call, run
 from zeropoint.ao.nn.quantized._base import QuantizedModule
 from zeropoint.ao.nn.quantized._from_float import observed_grid
+from zeropoint.ao.nn.quantized.quantize import Quantize
 from zeropoint.ao.quantization import QConfig, convert, prepare
 from zeropoint.ao.quantization.observers.base import ObservingModule
 from zeropoint.ao.quantization.quantization_mappings import KEEPS_GRID
+from zeropoint.ao.quantization.summary import ModuleRecord, QuantizationSummary
 from zeropoint.ao.quantization.utils import clone_model, is_internal_hook, set_module
-from zeropoint.dtypes import QDtype, as_qdtype
-from zeropoint.ops.quantize import quantize_per_tensor
+from zeropoint.dtypes import as_qdtype
 from zeropoint.tensor import QTensor
 
-__all__ = ["FloatIsland", "convert_with_islands", "find_islands", "keep_in_float"]
+__all__ = ["FloatIsland", "convert_with_islands", "find_islands", "keep_in_float", "place_island"]
+
+
+NOT_QUANTIZABLE = "cannot compute on quantized tensors"
 
 
 class FloatIsland(nn.Module):
@@ -34,17 +38,20 @@ class FloatIsland(nn.Module):
     Args:
         module: the float module.
         observer: sees the results of calibration; None: the result stays float, since only islands read it.
+        reason: why it is in float, for the summary of the conversion.
 
     Attributes:
         module: the float module.
+        quantize: after calibration, what quantizes the result; None: it stays float.
         qconfig: None, so that ``prepare`` and ``convert`` leave the inside alone.
     """
 
-    def __init__(self, module: nn.Module, observer: nn.Module | None) -> None:
+    def __init__(self, module: nn.Module, observer: nn.Module | None, reason: str = "kept in float") -> None:
         super().__init__()
         self.module = module
+        self.reason = reason
         self.observer = observer
-        self.output: tuple[float, int, QDtype] | None = None
+        self.quantize: Quantize | None = None
         self.qconfig = None
         self.training = module.training
         for part in module.modules():
@@ -57,14 +64,14 @@ class FloatIsland(nn.Module):
             return result
         if self.observer is not None:
             return self.observer(result)
-        return result if self.output is None else quantize_per_tensor(result, *self.output)
+        return result if self.quantize is None else self.quantize(result)
 
     def finish(self) -> None:
         """Calibration is over: takes the observer's grid."""
         observer: Any = self.observer
         if observer is not None:
             scale, zero_point = observed_grid(observer, use_precomputed=False)
-            self.output = float(scale), int(zero_point), as_qdtype(observer.dtype)
+            self.quantize = Quantize(float(scale), int(zero_point), as_qdtype(observer.dtype))
             self.observer = None
 
 
@@ -94,13 +101,18 @@ def keep_in_float(prepared: nn.Module, names: Collection[str], readers: Mapping[
 
     model = clone_model(prepared)
     for name in names:
-        module = model.get_submodule(name)
-        observer = module._modules.pop("activation_post_process", None)
-        for table in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, hook in table.items() if is_internal_hook(hook)]:
-                del table[key]
-        set_module(model, name, FloatIsland(module, None if stays_float(name) else observer))
+        place_island(model, name, not stays_float(name))
     return model
+
+
+def place_island(prepared: nn.Module, name: str, quantized: bool) -> None:
+    """Makes a module of a prepared model an island, in place; ``quantized``: its result goes back to codes."""
+    module = prepared.get_submodule(name)
+    observer = module._modules.pop("activation_post_process", None)
+    for table in (module._forward_hooks, module._forward_pre_hooks):
+        for key in [key for key, hook in table.items() if is_internal_hook(hook)]:
+            del table[key]
+    set_module(prepared, name, FloatIsland(module, observer if quantized else None))
 
 
 def convert_with_islands(prepared: nn.Module) -> nn.Module:
@@ -109,7 +121,23 @@ def convert_with_islands(prepared: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, FloatIsland):
             module.finish()
-    return convert(model, inplace=True)
+    model = convert(model, inplace=True)
+    _name_islands(model)
+    return model
+
+
+def _name_islands(model: Any) -> None:
+    """In the summary of the conversion an island is one entry, under its own name."""
+    islands = {name: module for name, module in model.named_modules() if isinstance(module, FloatIsland)}
+    records, named = [], set()
+    for record in model.quantization_summary:
+        name = next((name for name in islands if f"{record.name}.".startswith(f"{name}.")), None)
+        if name is None:
+            records.append(record)
+        elif name not in named:
+            named.add(name)
+            records.append(ModuleRecord(name, islands[name].module._get_name(), None, islands[name].reason))
+    model.quantization_summary = QuantizationSummary(records)
 
 
 def find_islands(model: nn.Module, batch: Any) -> tuple[nn.Module, tuple[str, ...]]:
@@ -137,7 +165,7 @@ def find_islands(model: nn.Module, batch: Any) -> tuple[nn.Module, tuple[str, ..
         if not name or name in islands or isinstance(module, (QuantizedModule, FloatIsland, ObservingModule)):
             raise error
         qconfig = next(q for q in (getattr(m, "qconfig", None) for m in model.modules()) if isinstance(q, QConfig))
-        set_module(model, name, FloatIsland(model.get_submodule(name), qconfig.activation()))
+        set_module(model, name, FloatIsland(model.get_submodule(name), qconfig.activation(), NOT_QUANTIZABLE))
         islands.append(name)
 
 

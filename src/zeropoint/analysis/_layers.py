@@ -5,6 +5,7 @@ May import: floors 1 to 5.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,16 @@ from torch import Tensor, nn
 
 from zeropoint.analysis._data import as_batches, with_progress
 from zeropoint.analysis._errors import ErrorMeter, TensorError, tensor_error
+from zeropoint.analysis._island import FloatIsland
 from zeropoint.ao.ns import compare_model_outputs, compare_model_stub, compare_weights
+from zeropoint.ao.ns._numeric_suite import weight_of
 from zeropoint.ao.quantization.quantization_mappings import (
     DEFAULT_DYNAMIC_QUANT_MODULE_MAPPINGS,
     DEFAULT_STATIC_QUANT_MODULE_MAPPINGS,
+    get_default_compare_output_module_list,
 )
 
-__all__ = ["LayerError", "activation_errors", "layer_errors", "own_errors", "weight_errors"]
+__all__ = ["LayerError", "NamedArguments", "activation_errors", "layer_errors", "own_errors", "weight_errors"]
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,28 @@ def weight_errors(float_model: nn.Module, q_model: nn.Module) -> dict[str, Tenso
         ['0']
     """
     errors = {}
-    for key, pair in compare_weights(float_model.state_dict(), q_model.state_dict()).items():
-        if pair["quantized"].is_quantized and pair["float"].shape == pair["quantized"].shape:
-            path, _, leaf = key.rpartition(".")
-            errors[path if leaf in ("weight", "_packed_params") else key] = tensor_error(
-                pair["float"], pair["quantized"]
-            )
+    for key, wanted, got in _weights(float_model, q_model):
+        path, _, leaf = key.rpartition(".")
+        errors[path if leaf in ("weight", "_packed_params") else key] = tensor_error(wanted, got)
     return _worst_first(errors)
+
+
+def _weights(float_model: nn.Module, q_model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Key, float weight and quantized weight; one that is kept as two sums of codes is given as their float sum."""
+    state = q_model.state_dict()
+    for key, pair in compare_weights(float_model.state_dict(), state).items():
+        wanted, got = pair["float"], pair["quantized"]
+        if got.is_quantized and wanted.shape == got.shape:
+            rest = weight_of(f"{key}_rest", state.get(f"{key}_rest"), state)
+            yield key, wanted, got if rest is None else got.dequantize() + rest.dequantize()
+
+
+def _by_module(float_model: nn.Module, q_model: nn.Module) -> dict[str, TensorError]:
+    """One error a module: of all its weights together, since a recurrent layer has many."""
+    meters: dict[str, ErrorMeter] = {}
+    for key, wanted, got in _weights(float_model, q_model):
+        meters.setdefault(key.rpartition(".")[0], ErrorMeter()).update(wanted, got)
+    return {name: meter.result() for name, meter in meters.items()}
 
 
 def activation_errors(
@@ -82,7 +101,12 @@ def activation_errors(
     Raises:
         TypeError, ValueError: data that is none.
     """
-    return _measure(float_model, q_model, data, "comparing activations", progress, compare_model_outputs)
+    classes = {*get_default_compare_output_module_list(), FloatIsland}
+
+    def compare(floating: Any, quantized: Any, *batch: Any) -> Any:
+        return compare_model_outputs(floating, quantized, *batch, allow_list=classes)
+
+    return _measure(float_model, q_model, data, "comparing activations", progress, compare)
 
 
 def own_errors(
@@ -108,8 +132,8 @@ def _measure(
     for batch in with_progress(as_batches(data), what, progress):
         models: tuple[nn.Module, nn.Module] = float_model, q_model
         arguments, prefix = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,), ""
-        if isinstance(batch, dict):
-            models, prefix = (_Named(float_model), _Named(q_model)), "model."
+        if isinstance(batch, Mapping):
+            models, prefix = (NamedArguments(float_model), NamedArguments(q_model)), "model."
         for key, pair in compare(*models, *arguments).items():
             meter = meters.setdefault(key.removesuffix("stats").removesuffix(".").removeprefix(prefix), ErrorMeter())
             for wanted, got in zip(pair["float"], pair["quantized"], strict=False):
@@ -119,14 +143,14 @@ def _measure(
     return _worst_first({name: meter.result() for name, meter in meters.items()})
 
 
-class _Named(nn.Module):
+class NamedArguments(nn.Module):
     """A model that takes its named arguments as one dict."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, batch: dict[str, Any]) -> Any:
+    def forward(self, batch: Mapping[str, Any]) -> Any:
         return self.model(**batch)
 
 
@@ -150,9 +174,10 @@ def layer_errors(float_model: nn.Module, q_model: nn.Module, data: Any, *, progr
         progress: show a progress bar, if tqdm is installed.
 
     Returns:
-        One entry for each quantized module that has a float twin of the same path.
+        One entry for each quantized module that has a float twin of the same path, and for each
+        :class:`~zeropoint.analysis.FloatIsland`. A recurrent layer's weights count as one.
     """
-    weights = weight_errors(float_model, q_model)
+    weights = _by_module(float_model, q_model)
     own = own_errors(float_model, q_model, data, progress=progress)
     activations = activation_errors(float_model, q_model, data, progress=progress)
     return [

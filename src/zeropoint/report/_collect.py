@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 import zeropoint
 from zeropoint.analysis import Sensitivity, TensorError, layer_errors, output_sqnr
 from zeropoint.analysis._data import as_batches, call, first_tensor, run
+from zeropoint.analysis._layers import NamedArguments
 from zeropoint.ao.nn.quantized._base import QuantizedModule
 from zeropoint.ao.ns import compare_model_outputs, compare_weights
 from zeropoint.tensor import QTensor
@@ -263,11 +265,13 @@ def _weights(reference: nn.Module, model: nn.Module) -> dict[str, Histogram]:
 
 
 def _activations(reference: nn.Module, model: nn.Module, batch: Any) -> dict[str, Histogram]:
-    if isinstance(batch, dict):  # the numeric suite passes arguments by place
-        return {}
-    arguments = batch if isinstance(batch, (tuple, list)) else (batch,)
+    arguments, prefix = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,), ""
+    if isinstance(batch, Mapping):  # the numeric suite passes arguments by place
+        reference, model, prefix = NamedArguments(reference), NamedArguments(model), "model."
     return {
-        key.removesuffix("stats").removesuffix("."): _histogram(pair["float"][0], pair["quantized"][0])
+        key.removesuffix("stats").removesuffix(".").removeprefix(prefix): _histogram(
+            pair["float"][0], pair["quantized"][0]
+        )
         for key, pair in compare_model_outputs(reference, model, *arguments).items()
         if isinstance(pair["quantized"][0], QTensor) and isinstance(pair["float"][0], Tensor)
     }

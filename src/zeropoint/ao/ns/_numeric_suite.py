@@ -23,6 +23,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from zeropoint.ao.nn import quantized as nnq
 from zeropoint.ao.nn.intrinsic import FusedModule
+from zeropoint.ao.nn.quantized.conv_transpose import exchange_channels
 from zeropoint.ao.quantization import DeQuantStub
 from zeropoint.ao.quantization.observers.base import ObservingModule
 from zeropoint.ao.quantization.quantization_mappings import get_default_compare_output_module_list
@@ -65,7 +66,9 @@ def compare_weights(float_dict: Mapping[str, Any], quantized_dict: Mapping[str, 
 
     Returns:
         ``{key in quantized_dict: {"float": tensor, "quantized": tensor}}``. Where the quantized model keeps codes and
-        a grid, "quantized" is a quantized tensor of them: call ``dequantize()`` to compare.
+        a grid, "quantized" is a quantized tensor of them: call ``dequantize()`` to compare. The weight of a transposed
+        convolution with groups is given, on both sides, as (out_channels, in_channels / groups, kernel): in that layout
+        a dimension holds its grids.
 
     Example:
         >>> import torch
@@ -78,26 +81,59 @@ def compare_weights(float_dict: Mapping[str, Any], quantized_dict: Mapping[str, 
     """
     pairs: Pairs = {}
     for key, stored in quantized_dict.items():
-        weight = _weight_of(key, stored, quantized_dict)
-        match = None if weight is None else _float_key(key, float_dict)
-        if match is not None:
-            pairs[key] = {"float": float_dict[match], "quantized": weight}
+        match = _float_key(key, float_dict)
+        if match is None:
+            continue
+        floating = float_dict[match]
+        weight = weight_of(key, stored, quantized_dict, floating)
+        if weight is not None:
+            if weight.shape != floating.shape:
+                floating = _as_grids_lie(floating, weight)
+            pairs[key] = {"float": floating, "quantized": weight}
     return pairs
 
 
-def _weight_of(key: str, stored: Any, state: Mapping[str, Any]) -> Tensor | None:
-    """The weight that ``key`` stands for; None if it stands for something else."""
+def weight_of(key: str, stored: Any, state: Mapping[str, Any], floating: Any = None) -> Tensor | None:
+    """The weight that ``key`` stands for; None if it stands for something else.
+
+    Which dimension the grids belong to is not written in a state dict. Where several have the right size, as in a
+    square transposed convolution, it is the one that comes closest to the float weight.
+    """
     leaf = key.rpartition(".")[2]
     scale, zero_point = state.get(f"{key}_scale"), state.get(f"{key}_zero_point")
     if isinstance(stored, Tensor) and isinstance(scale, Tensor) and isinstance(zero_point, Tensor):
         if scale.dim() == 0:
             return QTensor.from_codes(stored, float(scale), int(zero_point))
-        axis = 0 if stored.shape[0] == scale.numel() else 1
-        return QTensor.from_codes(stored, scale, zero_point, axis=axis)
+        readings = [QTensor.from_codes(codes, scale, zero_point, axis=axis) for codes, axis in _readings(stored, scale)]
+        return min(readings, key=lambda weight: _distance(weight, floating), default=None)
     if leaf == "_packed_params":
         entry = stored[0] if isinstance(stored, (tuple, list)) and stored else stored
         return entry if isinstance(entry, Tensor) else None
     return stored if leaf == "weight" and isinstance(stored, Tensor) else None
+
+
+def _readings(codes: Tensor, scale: Tensor) -> list[tuple[Tensor, int]]:
+    """Codes, and the dimension that has a grid an entry: of a transposed convolution it is the second one, and with
+    groups the first one of the weight with its channels exchanged."""
+    channels = scale.numel()
+    found = [(codes, axis) for axis in (0, 1) if axis < codes.dim() and codes.shape[axis] == channels]
+    groups = channels // codes.shape[1] if codes.dim() > 2 else 1
+    if groups > 1 and groups * codes.shape[1] == channels and codes.shape[0] % groups == 0:
+        found.append((exchange_channels(codes, groups), 0))
+    return found
+
+
+def _distance(weight: Tensor, floating: Any) -> float:
+    if not isinstance(floating, Tensor) or floating.numel() != weight.numel():
+        return 0.0
+    return float((weight.dequantize() - _as_grids_lie(floating, weight)).abs().sum())
+
+
+def _as_grids_lie(floating: Tensor, weight: Tensor) -> Tensor:
+    """The float weight in the layout of the quantized one."""
+    if floating.shape == weight.shape or floating.dim() < 3 or floating.numel() != weight.numel():
+        return floating
+    return exchange_channels(floating, weight.shape[0] // floating.shape[1])
 
 
 def _float_key(key: str, float_dict: Mapping[str, Any]) -> str | None:
