@@ -17,6 +17,7 @@
 #endif
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace zeropoint::gemm {
@@ -32,14 +33,24 @@ inline int32_t load_group(const uint8_t* a) {
   return four;
 }
 
-// Of the columns of a tile, what turns sums into codes where no step can be NaN and weight zero points are 0.
+// Of the columns of a tile, what turns sums into codes where weight zero points are 0 and every step fits 32 bits. Codes
+// are computed as uint8: signed ones 128 higher, until `flip` takes that back.
 struct Codes {
   alignas(64) int32_t constant[kMaxPanels * kPanel];
   alignas(64) float multiplier[kMaxPanels * kPanel], offset[kMaxPanels * kPanel];
-  float low, high;
-  int32_t out_zero_point;
+  int16_t zero_point;
+  uint8_t low, high, flip;
   int64_t out_stride;
-  int64_t last_columns;  // of the last panel, to be stored
+  int64_t columns;  // to be stored
+
+  explicit Codes(const Epilogue& ep) : out_stride(ep.out_stride), columns(0) {
+    const int32_t least = static_cast<int32_t>(ep.low) + ep.out_zero_point;
+    const int32_t shift = least < 0 ? 128 : 0;
+    zero_point = static_cast<int16_t>(ep.out_zero_point + shift);
+    low = static_cast<uint8_t>(least + shift);
+    high = static_cast<uint8_t>(static_cast<int32_t>(ep.high) + ep.out_zero_point + shift);
+    flip = static_cast<uint8_t>(shift);
+  }
 };
 
 struct Tile {
@@ -63,7 +74,8 @@ void multiply(const Tile& tile, int32_t* sums_out, const Codes* codes, uint8_t* 
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) sums[s][r][p] = _mm512_setzero_si512();
+      for (int p = 0; p < Panels; ++p)
+        sums[s][r][p] = kToCodes && s == 0 ? _mm512_load_si512(codes->constant + p * kPanel) : _mm512_setzero_si512();
 
   int64_t g = 0;
   for (; g + kChains <= groups; g += kChains) {
@@ -91,31 +103,40 @@ void multiply(const Tile& tile, int32_t* sums_out, const Codes* codes, uint8_t* 
     }
   }
   if constexpr (kToCodes) {
-    const __m512 low = _mm512_set1_ps(codes->low), high = _mm512_set1_ps(codes->high);
-    const __m512i out_zero = _mm512_set1_epi32(codes->out_zero_point);
-    const bool whole = codes->last_columns == kPanel;
-    const __mmask16 mask = static_cast<__mmask16>((1u << codes->last_columns) - 1);
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) {
-      const __m512i constant = _mm512_load_si512(codes->constant + p * kPanel);
-      const __m512 multiplier = _mm512_load_ps(codes->multiplier + p * kPanel);
-      const __m512 offset = _mm512_load_ps(codes->offset + p * kPanel);
+    const __m512i zero_point = _mm512_set1_epi16(codes->zero_point);
+    const __m512i low = _mm512_set1_epi8(static_cast<char>(codes->low));
+    const __m512i high = _mm512_set1_epi8(static_cast<char>(codes->high));
+    const __m512i flip = _mm512_set1_epi8(static_cast<char>(codes->flip));
+    // Packing works within 128 bits: four columns of each panel side by side.
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const bool whole = codes->columns == kMaxPanels * kPanel;
+    const __mmask64 mask = whole ? ~__mmask64{0} : (__mmask64{1} << codes->columns) - 1;
 #pragma GCC unroll 12
-      for (int r = 0; r < Rows; ++r) {
+    for (int r = 0; r < Rows; ++r) {
+      __m512i steps[kMaxPanels];
+#pragma GCC unroll 4
+      for (int p = 0; p < kMaxPanels; ++p) {
+        if (p >= Panels) {
+          steps[p] = _mm512_setzero_si512();
+          continue;
+        }
         __m512i sum = sums[0][r][p];
         if constexpr (kChains == 2) sum = _mm512_add_epi32(sum, sums[1][r][p]);
         // One step after the other: prepared side by side they would push the sums out of their registers.
         __asm__ volatile("" : "+v"(sum) : : "memory");
-        sum = _mm512_add_epi32(sum, constant);
-        __m512 y = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), multiplier), offset);
-        y = _mm512_min_ps(_mm512_max_ps(y, low), high);
-        const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(_mm512_cvtps_epi32(y), out_zero));
-        uint8_t* to = out + r * codes->out_stride + p * kPanel;
-        if (p + 1 < Panels || whole)
-          _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
-        else
-          _mm_mask_storeu_epi8(to, mask, bytes);
+        const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(codes->multiplier + p * kPanel));
+        steps[p] = _mm512_cvtps_epi32(_mm512_add_ps(scaled, _mm512_load_ps(codes->offset + p * kPanel)));
       }
+      // Every narrowing saturates, and so does no more than the bounds of the codes do in the end.
+      const __m512i first = _mm512_adds_epi16(_mm512_packs_epi32(steps[0], steps[1]), zero_point);
+      const __m512i second = _mm512_adds_epi16(_mm512_packs_epi32(steps[2], steps[3]), zero_point);
+      __m512i bytes = _mm512_packus_epi16(first, second);
+      bytes = _mm512_xor_si512(_mm512_min_epu8(_mm512_max_epu8(bytes, low), high), flip);
+      bytes = _mm512_permutexvar_epi32(order, bytes);
+      if (Panels == kMaxPanels && whole)
+        _mm512_storeu_si512(out + r * codes->out_stride, bytes);
+      else
+        _mm512_mask_storeu_epi8(out + r * codes->out_stride, mask, bytes);
     }
   } else {
 #pragma GCC unroll 12
@@ -200,20 +221,24 @@ void store_panel_as(const int32_t* tile, int64_t tile_stride, int64_t row, int64
 using StorePanel = void (*)(const int32_t*, int64_t, int64_t, int64_t, int64_t, int64_t, const Packed&,
                             const Epilogue&);
 
-// Fills in what depends on the columns [n, n + panels * 16). False if a step of theirs can be NaN.
-bool prepare_codes(const Packed& packed, const Epilogue& ep, int64_t n, int64_t panels, Codes* codes) {
+// Fills in what depends on the columns [n, n + columns). False if a step of theirs can be NaN, or leave 32 bits.
+bool prepare_codes(const Packed& packed, const Epilogue& ep, int64_t n, int64_t columns, Codes* codes) {
   const __m512i za = _mm512_set1_epi32(ep.activation_zero_point);
-  bool finite = true;
-  for (int64_t i = 0; i < panels * kPanel; i += kPanel) {
+  const __m512 largest_sum = _mm512_set1_ps(static_cast<float>(packed.k) * (255 * 128));
+  const __m512 limit = _mm512_set1_ps(1 << 30);
+  codes->columns = columns;
+  bool narrow = true;
+  for (int64_t i = 0; i < columns; i += kPanel) {
     const __m512i sums = _mm512_loadu_si512(packed.column_sums + n + i);
     const __m512 multiplier = _mm512_loadu_ps(ep.multiplier + n + i);
     const __m512 offset = ep.offset ? _mm512_loadu_ps(ep.offset + n + i) : _mm512_setzero_ps();
     _mm512_store_si512(codes->constant + i, _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_mullo_epi32(za, sums)));
     _mm512_store_ps(codes->multiplier + i, multiplier);
     _mm512_store_ps(codes->offset + i, offset);
-    finite = finite && !any_nonfinite(multiplier) && !any_nonfinite(offset);
+    const __m512 largest = _mm512_add_ps(_mm512_mul_ps(_mm512_abs_ps(multiplier), largest_sum), _mm512_abs_ps(offset));
+    narrow = narrow && _mm512_cmp_ps_mask(largest, limit, _CMP_NLT_UQ) == 0;
   }
-  return finite;
+  return narrow;
 }
 
 StorePanel store_for(Epilogue::Output output) {
@@ -233,17 +258,13 @@ void run_avx512_vnni(const Job& job) {
   const bool to_codes = ep.output == Epilogue::Output::codes && ep.weight_zero_point == nullptr;
   const StorePanel store_panel = store_for(ep.output);
   alignas(64) int32_t sums[24 * kPanel];
-  Codes codes;
-  codes.low = ep.low, codes.high = ep.high;
-  codes.out_zero_point = ep.out_zero_point;
-  codes.out_stride = ep.out_stride;
+  Codes codes(ep);
   Tile tile = {nullptr, job.a_stride, nullptr, packed.panel_bytes(), job.group_end - job.group_begin};
   for (int64_t n = job.n_begin; n < job.n_end;) {
     const int64_t left = (job.n_end - n + kPanel - 1) / kPanel;
     const int64_t panels = left < kMaxPanels ? left : kMaxPanels;
     const int64_t columns = job.n_end - n < panels * kPanel ? job.n_end - n : panels * kPanel;
-    codes.last_columns = columns - (panels - 1) * kPanel;
-    const bool in_registers = to_codes && prepare_codes(packed, ep, n, panels, &codes);
+    const bool in_registers = to_codes && prepare_codes(packed, ep, n, columns, &codes);
     const Multiply* kernels = in_registers ? Kernels<true>::kTable[panels] : Kernels<false>::kTable[panels];
     uint8_t* out = static_cast<uint8_t*>(ep.out) + n - ep.out_column;
     tile.b = packed.panel(n / kPanel) + job.group_begin * kStep;
@@ -253,7 +274,7 @@ void run_avx512_vnni(const Job& job) {
       kernels[rows](tile, sums, &codes, out + row * ep.out_stride);
       for (int64_t p = 0; p < panels && !in_registers; ++p)
         store_panel(sums + p * kPanel, panels * kPanel, row, rows, n + p * kPanel,
-                    p + 1 < panels ? kPanel : codes.last_columns, packed, ep);
+                    std::min(kPanel, columns - p * kPanel), packed, ep);
       row += rows;
     }
     n += panels * kPanel;
