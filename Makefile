@@ -22,7 +22,7 @@ $(VENV)/tools.done: Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --upgrade pip
 	$(PIP) install --quiet $(TORCH) numpy "scikit-build-core>=0.10" cmake ninja
-	$(PIP) install --quiet pytest hypothesis ruff mypy safetensors typer rich
+	$(PIP) install --quiet pytest hypothesis ruff mypy safetensors typer rich onnx onnxscript onnxruntime
 	touch $@
 
 $(VENV)/package.done: $(VENV)/tools.done $(NATIVE_SOURCES)

@@ -13,6 +13,7 @@ from zeropoint.ops import (
     linear,
     norm,
     pool,
+    qdq,
     quantize,
     rnn,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "linear",
     "norm",
     "pool",
+    "qdq",
     "quantize",
     "rnn",
 ]

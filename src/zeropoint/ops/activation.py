@@ -22,6 +22,7 @@ from zeropoint.ops.registry import operator
 from zeropoint.tensor import QTensor, implements, make_qtensor
 
 __all__ = [
+    "FUNCTIONS",
     "celu",
     "elu",
     "gelu",
@@ -36,7 +37,7 @@ __all__ = [
     "threshold",
 ]
 
-_FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
+FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {  # what the operator ``activation`` knows, on real values
     "celu": F.celu,
     "elu": F.elu,
     "gelu": F.gelu,
@@ -109,7 +110,7 @@ def _apply(
     out_dtype: torch.dtype,
 ) -> Tensor:
     out = as_qdtype(out_dtype)
-    real = _FUNCTIONS[name](grid.dequantize(codes, scale, zero_point, torch.float64), *args)
+    real = FUNCTIONS[name](grid.dequantize(codes, scale, zero_point, torch.float64), *args)
     return grid.quantize(real, out_scale, out_zero_point, out.qmin, out.qmax).to(out_dtype)
 
 

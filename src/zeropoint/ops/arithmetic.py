@@ -318,6 +318,6 @@ def _check_joinable(parts: Sequence[Any], dim: int) -> None:
         raise ValueError(f"cat needs tensors of one rank, got shapes {shapes}")
     if not -rank <= dim < rank:
         raise ValueError(f"cat: dim {dim} is out of range for tensors of {rank} dimensions")
-    others = {shape[: dim % rank] + shape[dim % rank + 1 :] for shape in shapes}
-    if len(others) != 1:
+    others = [shape[: dim % rank] + shape[dim % rank + 1 :] for shape in shapes]
+    if any(other != others[0] for other in others):  # sizes that an exported graph leaves open cannot be hashed
         raise ValueError(f"cat needs sizes that differ only in dim {dim}, got shapes {shapes}")

@@ -7,7 +7,7 @@ Forward and gradients (the rounded code ``r`` is the one *before* saturation)::
 
 Scale and zero point are tensors throughout, so nothing waits for the device.
 
-May import: ``grid``, ``ops.quantize``, ``ops.ranges``, ``ops.registry``.
+May import: ``grid``, ``ops.qdq``, ``ops.quantize``, ``ops.ranges``, ``ops.registry``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from zeropoint import grid
+from zeropoint.ops import qdq
 from zeropoint.ops.quantize import _check_float
 from zeropoint.ops.ranges import channels_first, finite_extremes, moving_average, narrow
 from zeropoint.ops.registry import _LIBRARY, operator
@@ -27,6 +28,8 @@ __all__ = [
     "fake_quantize_per_channel",
     "fake_quantize_per_tensor",
     "moving_average_qparams",
+    "onnx_form",
+    "simulate",
 ]
 
 
@@ -238,6 +241,36 @@ def moving_average_observe_reference(
 # --- functions ----------------------------------------------------------------------------------------------------
 
 
+def simulate(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None, quant_min: int, quant_max: int) -> Tensor:
+    """``x`` rounded to a grid, with unchecked arguments: the operator, or its ONNX form while torch.onnx captures.
+
+    Args:
+        x: float tensor.
+        scale, zero_point: tensors of one element, or of [channels] with an ``axis``.
+        axis: the channel dimension, from zero up; None for one grid.
+        quant_min, quant_max: the codes.
+    """
+    if qdq.capturing():
+        return onnx_form(x, scale, zero_point, axis, quant_min, quant_max)
+    call = torch.ops.zeropoint
+    y: Tensor
+    if axis is None:
+        y = call.fake_quantize_per_tensor.default(x, scale, zero_point, quant_min, quant_max)[0]
+    else:
+        y = call.fake_quantize_per_channel.default(x, scale, zero_point, axis, quant_min, quant_max)[0]
+    return y
+
+
+def onnx_form(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None, quant_min: int, quant_max: int) -> Tensor:
+    """A pair of ONNX nodes, or float operators where ONNX has no such grid: wide codes and floating zero points."""
+    if qdq.storage_of(quant_min, quant_max) is not None and not zero_point.is_floating_point():
+        return qdq.quantize_dequantize(x, scale, zero_point, axis, quant_min, quant_max)
+    shape = [1] * x.dim()
+    if axis is not None:
+        shape[axis] = -1
+    return grid.fake_quantize(x, scale.reshape(shape), zero_point.reshape(shape), quant_min, quant_max)[0]
+
+
 def _as_qparam(value: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
     return value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype, device=x.device)
 
@@ -302,8 +335,7 @@ def fake_quantize_per_tensor(
             "use fake_quantize_per_channel"
         )
     _check_grid(scales, zeros, quant_min, quant_max, name)
-    y: Tensor = torch.ops.zeropoint.fake_quantize_per_tensor.default(x, scales, zeros, quant_min, quant_max)[0]
-    return y
+    return simulate(x, scales, zeros, None, quant_min, quant_max)
 
 
 def fake_quantize_per_channel(
@@ -337,6 +369,4 @@ def fake_quantize_per_channel(
             f"shapes {tuple(scales.shape)} and {tuple(zeros.shape)}"
         )
     _check_grid(scales, zeros, quant_min, quant_max, name)
-    call = torch.ops.zeropoint.fake_quantize_per_channel.default
-    y: Tensor = call(x, scales, zeros, axis % x.dim(), quant_min, quant_max)[0]
-    return y
+    return simulate(x, scales, zeros, axis % x.dim(), quant_min, quant_max)

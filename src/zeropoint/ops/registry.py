@@ -8,6 +8,7 @@ May import: torch only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -39,7 +40,22 @@ def operator(schema: str, *, meta: Callable[..., Any], differentiable: bool = Fa
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
         if not differentiable:
             _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-        torch.library.register_fake(f"zeropoint::{name}", meta, lib=_LIBRARY)
+        torch.library.register_fake(f"zeropoint::{name}", _outside_of_onnx(name, meta), lib=_LIBRARY)
         return reference
 
     return register
+
+
+def _outside_of_onnx(name: str, meta: Callable[..., Any]) -> Callable[..., Any]:
+    """``meta``, unless torch.onnx traces a model: what it makes of an unknown operator says nothing about a cure."""
+
+    @functools.wraps(meta)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+            raise RuntimeError(
+                f"torch.onnx.export does not know the operator zeropoint::{name}: export a converted model with "
+                "zeropoint.onnx.export, which does"
+            )
+        return meta(*args, **kwargs)
+
+    return checked

@@ -1,6 +1,6 @@
 """A fake quantizer that trains its scale and zero point.
 
-May import: ``fake_quantize``, ``ops.fake_quantize``.
+May import: ``fake_quantize``, ``ops``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from zeropoint import grid
 from zeropoint.ao.quantization.fake_quantize import FakeQuantizeBase
 from zeropoint.dtypes import QScheme, as_qdtype, per_channel_affine_float_qparams
-from zeropoint.ops.fake_quantize import fake_quantize_learnable
+from zeropoint.ops import qdq
+from zeropoint.ops.fake_quantize import fake_quantize_learnable, simulate
 
 __all__ = ["_LearnableFakeQuantize"]
 
@@ -81,6 +82,8 @@ class _LearnableFakeQuantize(FakeQuantizeBase):
         self._on.update(static_enabled=True, learning_enabled=False)
         self.register_buffer("eps", torch.tensor([grid.DEFAULT_EPS]))
 
+    _LEARNS = ("observer_enabled", "static_enabled")
+
     @property
     def is_per_channel(self) -> bool:
         """Whether each channel has a grid of its own."""
@@ -136,12 +139,14 @@ class _LearnableFakeQuantize(FakeQuantizeBase):
             self.refresh_grid()
         if not self._flag("fake_quant_enabled"):
             return x
+        axis = self.ch_axis if self.is_per_channel else None
+        if qdq.capturing():  # a captured graph writes to no parameter
+            return simulate(x, *self.calculate_qparams(), axis, self.quant_min, self.quant_max)
         with torch.no_grad():
             self.scale.clamp_(min=grid.DEFAULT_EPS)
             if self.qscheme.is_symmetric:
                 self.zero_point.fill_(getattr(self.activation_post_process, "symmetric_zero_point", int)())
         factor = (max(x.numel(), 1) * max(self.quant_max, 1)) ** -0.5 if self.use_grad_scaling else 1.0
-        axis = self.ch_axis if self.is_per_channel else None
         return fake_quantize_learnable(x, self.scale, self.zero_point, axis, self.quant_min, self.quant_max, factor)
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ May import: ``dtypes``, ``ops``, ``observer``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,9 @@ class FakeQuantizeBase(ObservingModule, ABC):
         observer_enabled: uint8 buffer of shape [1]: whether statistics are updated.
     """
 
+    _LEARNS: ClassVar[tuple[str, ...]] = ("observer_enabled",)
+    """The flags under which a call changes the grid."""
+
     fake_quant_enabled: Tensor
     observer_enabled: Tensor
 
@@ -113,8 +116,11 @@ class FakeQuantizeBase(ObservingModule, ABC):
     def _flag(self, name: str) -> bool:
         """The flag's value, read from its device only after something wrote to the buffer.
 
-        A captured graph holds the value of the moment: capture again after changing a flag.
+        A captured graph holds the value of the moment: capture again after changing a flag. An ONNX model has no
+        statistics to update, so that it holds the grid of the moment whatever these flags say.
         """
+        if name in self._LEARNS and ops.qdq.capturing():
+            return False
         if torch.compiler.is_compiling():
             return self._on[name]
         flag: Tensor = getattr(self, name)
@@ -257,15 +263,8 @@ class FakeQuantize(FakeQuantizeBase):
         self.zero_point.copy_(zero_point)
 
     def _simulate(self, x: Tensor) -> Tensor:
-        call = torch.ops.zeropoint
-        low, high = self.quant_min, self.quant_max
-        y: Tensor
-        if self.is_per_channel:
-            axis = self.ch_axis % x.dim()
-            y = call.fake_quantize_per_channel.default(x, self.scale, self.zero_point, axis, low, high)[0]
-        else:
-            y = call.fake_quantize_per_tensor.default(x, self.scale, self.zero_point, low, high)[0]
-        return y
+        axis = self.ch_axis % x.dim() if self.is_per_channel else None
+        return ops.fake_quantize.simulate(x, self.scale, self.zero_point, axis, self.quant_min, self.quant_max)
 
     def extra_repr(self) -> str:
         """Flags and grid, for ``print``."""

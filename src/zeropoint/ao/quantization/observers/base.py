@@ -1,6 +1,6 @@
 """What every observer shares: factories, buffers that keep their dtype, the code range, and the way to a grid.
 
-May import: ``dtypes``, ``grid``.
+May import: ``dtypes``, ``grid``, ``ops.qdq``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from zeropoint import grid
 from zeropoint.dtypes import QDtype, QScheme, as_qdtype, as_qscheme, per_tensor_affine, quint8
+from zeropoint.ops import qdq
 
 __all__ = [
     "ObserverBase",
@@ -264,6 +265,14 @@ class UniformQuantizationObserverBase(ObserverBase):
         else:
             scale, zero = grid.affine_qparams(low, high, self.quant_min, self.quant_max, self.eps)
         return torch.where(seen, scale, 1.0), torch.where(seen, zero, 0).to(zero.dtype)
+
+    def _refuse_capture(self) -> None:
+        """An observer rounds nothing: the ONNX file would hold the float model, and nobody would know."""
+        if qdq.capturing():
+            raise RuntimeError(
+                f"a model with {type(self).__name__} only observes, so there is nothing to export to ONNX yet: convert "
+                "it and take zeropoint.onnx.export, or prepare it with fake quantizers"
+            )
 
     def _warn_non_finite(self) -> None:
         if not self._warned_non_finite:

@@ -59,6 +59,7 @@ class HistogramObserver(MinMaxObserver):
 
     def forward(self, x: Tensor) -> Tensor:
         """Counts the finite values of ``x``; an empty ``x`` changes nothing. Returns ``x``."""
+        self._refuse_capture()
         if x.numel() > 0:
             values = x.detach() if x.is_floating_point() else x.detach().to(torch.float32)
             ignored = torch.ops.zeropoint.histogram_observe.default(values, self.histogram, self.min_val, self.max_val)

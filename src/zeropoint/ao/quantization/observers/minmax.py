@@ -61,6 +61,7 @@ class RangeObserver(UniformQuantizationObserverBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """Takes the finite values of ``x`` into the range; an empty ``x`` changes nothing. Returns ``x``."""
+        self._refuse_capture()
         if x.numel() > 0:
             low, high = self._extremes(x.detach())
             self._combine(low, high)

@@ -9,7 +9,7 @@ The factor takes part as a number without gradient: the batch norm passes on its
 a division by a small ``g``, would only let training explode. Channels whose ``g`` is 0 have nothing to fold and pass
 the float weight, so their statistics stay those of the layer.
 
-May import: ``intrinsic.fused``, what QAT modules share.
+May import: ``intrinsic.fused``, ``ops.qdq``, what QAT modules share.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from zeropoint.ao.nn._weight_norm import bake_weight
 from zeropoint.ao.nn.intrinsic.qat._rectify import make_rectifier, rectifier_name, rectify
 from zeropoint.ao.nn.qat._base import WeightSimulation
 from zeropoint.ao.nn.quantized._from_float import require_class
+from zeropoint.ops import qdq
 
 __all__ = ["BatchNormSimulation", "freeze_bn_stats", "update_bn_stats"]
 
@@ -93,12 +94,15 @@ class BatchNormSimulation(WeightSimulation):
         assert self.bn.running_var is not None
         return (self.bn.weight / torch.sqrt(self.bn.running_var + self.bn.eps)).detach()
 
-    def _layer_output(self, input: Tensor, weight: Tensor) -> Tensor:
-        """The layer without its bias."""
+    def _layer_output(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The layer with this weight, and this bias if any in place of its own."""
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
         """The layer, the batch norm and the rectifier, with the folded weight fake-quantized; float."""
+        if qdq.capturing() and not self.bn.training:  # the folded layer itself: a runtime knows it as one operator
+            weight, bias = self.folded_weight_bias()
+            return rectify(self._layer_output(input, self.weight_fake_quant(weight), bias), self.rectifier)
         factor = self._factor()
         zero = factor == 0
         column = (-1, *[1] * (self.weight.dim() - 1))

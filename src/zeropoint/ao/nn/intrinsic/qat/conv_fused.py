@@ -72,8 +72,8 @@ class _ConvBn(BatchNormSimulation):
         )
         self._keep(self.BN_CLASS(out_channels, eps, momentum), freeze_bn, qconfig)
 
-    def _layer_output(self, input: Tensor, weight: Tensor) -> Tensor:
-        y: Tensor = self._conv_forward(input, weight, None)  # type: ignore[operator]
+    def _layer_output(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y: Tensor = self._conv_forward(input, weight, bias)  # type: ignore[operator]
         return y
 
     @classmethod

@@ -48,8 +48,8 @@ class LinearBn1d(BatchNormSimulation, nn.Linear):
         super().__init__(in_features, out_features, bias)
         self._keep(nn.BatchNorm1d(out_features, eps, momentum), freeze_bn, qconfig)
 
-    def _layer_output(self, input: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(input, weight)
+    def _layer_output(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(input, weight, bias)
 
     @classmethod
     def _like(cls, layer: Any, qconfig: Any) -> LinearBn1d:
