@@ -145,6 +145,10 @@ def examples() -> dict[str, Example]:
             recipe = _in_training(name, cls)
         elif name == "FXFloatFunctional":
             recipe = (cls, lambda: (torch.randn(3, 4),))
+        elif package == "quantized" and name == "LSTM":
+            recipe = (lambda cls=cls: cls(4, 5, bidirectional=True), lambda: (codes(3, 2, 4),))
+        elif package == "quantized" and name == "MultiheadAttention":
+            recipe = (lambda cls=cls: cls(4, 2), lambda: (codes(3, 2, 4),) * 3)
         elif "dynamic" in package and name.startswith("Linear"):
             recipe = (lambda cls=cls: cls(5, 6), lambda: (torch.randn(3, 5),))
         elif "dynamic" in package and name.startswith("Conv"):

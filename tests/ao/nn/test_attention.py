@@ -72,6 +72,9 @@ def test_lstm_through_prepare_and_convert(options: dict[str, Any]) -> None:
     for made, value in zip(prepared(x), known, strict=True):
         assert torch.allclose(made, value, atol=1e-6)
     quantized = convert(prepared)
+    assert type(quantized.lstm) is nnq.LSTM
+    swapped = {entry.name for entry in quantized.quantization_summary if entry.after is not None}
+    assert {"lstm", "lstm.layers.0.layer_fw.cell.igates"} <= swapped
     cell = quantized.lstm.layers[0].layer_fw.cell
     assert (type(cell.igates), type(cell.gates), type(cell.cell_gate)) == (nnq.Linear, nnq.QFunctional, nnq.Tanh)
     assert isinstance(quantized.lstm(zp.quantize_per_tensor(x, 0.03, 128, zp.quint8))[0], zp.QTensor)
@@ -79,6 +82,7 @@ def test_lstm_through_prepare_and_convert(options: dict[str, Any]) -> None:
         assert made.shape == value.shape
         assert sqnr(value, made) > 25
     fresh = copy.deepcopy(quantized)
+    fresh.lstm = nnq.LSTM(12, 16, **options)
     fresh.load_state_dict(quantized.state_dict())
     assert torch.equal(fresh(x)[0], quantized(x)[0])
 
@@ -92,6 +96,26 @@ def test_lstm_with_quantized_initial_states() -> None:
     lstm, codes = convert(prepared).lstm, zp.quantize_per_tensor(x, 0.03, 128, zp.quint8)
     middle = lstm(codes[:4])
     assert torch.equal(lstm(codes[4:], middle[1])[0].int_repr(), lstm(codes)[0][4:].int_repr())
+
+
+def test_quantized_layers_come_from_observed_ones() -> None:
+    lstm, attention = quantizable.LSTM(12, 16).eval(), quantizable.MultiheadAttention(16, 4).eval()
+    x, y = torch.randn(5, 3, 12), torch.randn(5, 3, 16)
+    for layer, twin, given in ((lstm, nnq.LSTM, (x,)), (attention, nnq.MultiheadAttention, (y, y, y))):
+        layer.qconfig = QCONFIG
+        observed = prepare(layer)
+        assert type(observed) is type(layer)
+        known = observed(*given)[0]
+        quantized = twin.from_observed(observed)
+        assert type(quantized) is type(convert(observed)) is twin
+        assert type(observed) is type(layer)
+        assert f"Quantized{type(layer).__name__}" in repr(quantized)
+        codes = [zp.quantize_per_tensor(t, 0.03, 128, zp.quint8) for t in given]
+        assert sqnr(known, quantized(*codes)[0].dequantize()) > 25
+        with pytest.raises(TypeError, match=r"call prepare\(\)"):
+            twin.from_float(layer)
+        with pytest.raises(TypeError, match="got Linear"):
+            twin.from_observed(nn.Linear(2, 3))
 
 
 def test_lstm_refusals() -> None:
@@ -184,10 +208,12 @@ def test_attention_through_prepare_and_convert(options: dict[str, Any]) -> None:
     known = model(*given)
     assert torch.allclose(prepared(*given), known, atol=1e-5)
     quantized = convert(prepared)
+    assert type(quantized.attention) is nnq.MultiheadAttention
     assert type(quantized.attention.linear_Q) is nnq.Linear
     assert type(quantized.attention.out_proj) is nnq.Linear
     assert sqnr(known, quantized(*given)) > 30
     again = copy.deepcopy(quantized)
+    again.attention = nnq.MultiheadAttention(16, 4, **options)
     again.load_state_dict(quantized.state_dict())
     assert torch.equal(again(*given), quantized(*given))
 

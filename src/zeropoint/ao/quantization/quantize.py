@@ -21,6 +21,7 @@ from zeropoint.ao.nn.intrinsic import FusedModule
 from zeropoint.ao.nn.quantized import FloatFunctional
 from zeropoint.ao.nn.quantized._base import QuantizedModule
 from zeropoint.ao.nn.quantized._from_float import has_seen
+from zeropoint.ao.nn.quantized.composed import ComposedModule
 from zeropoint.ao.quantization.fake_quantize import FakeQuantizeBase
 from zeropoint.ao.quantization.observer import ObservingModule
 from zeropoint.ao.quantization.qconfig import QConfig, per_channel_dynamic_qconfig
@@ -251,6 +252,8 @@ class _ObservationRules:
             return True
         if self.allow_list is not None:
             return kind in self.allow_list
+        if kind in no_observer_set():
+            return False  # its parts are observed
         return twin_of(kind, self.mapping) is not None
 
     def _is_observed(self, module: nn.Module, kind: type) -> bool:
@@ -435,6 +438,9 @@ class _Swap:
             elif isinstance(module, FusedModule):
                 self._note_skip(module, name, before, found)
                 return module
+        elif _is_composed(found):
+            module.__class__ = found  # the same layer, whose parts are converted next
+            self.summary.add(name, before, module._get_name())
         else:
             module = self._twin(module, name, found)
             self.done[id(original)] = module
@@ -484,6 +490,10 @@ class _Swap:
         if isinstance(twin, QuantizedModule):
             twin.module_path = name
         return twin
+
+
+def _is_composed(target: Any) -> bool:
+    return isinstance(target, type) and issubclass(target, ComposedModule)
 
 
 def _leaves_float(module: nn.Module) -> bool:

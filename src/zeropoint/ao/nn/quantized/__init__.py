@@ -16,6 +16,7 @@ from zeropoint.ao.nn.quantized.activation import (
     Tanh,
 )
 from zeropoint.ao.nn.quantized.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from zeropoint.ao.nn.quantized.composed import LSTM, MultiheadAttention
 from zeropoint.ao.nn.quantized.conv import Conv1d, Conv2d, Conv3d
 from zeropoint.ao.nn.quantized.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from zeropoint.ao.nn.quantized.embedding import Embedding, EmbeddingBag
@@ -34,6 +35,7 @@ from zeropoint.ao.nn.quantized.quantize import DeQuantize, Quantize
 __all__ = [
     "ELU",
     "GELU",
+    "LSTM",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
@@ -61,6 +63,7 @@ __all__ = [
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "MultiheadAttention",
     "PReLU",
     "QFunctional",
     "Quantize",
