@@ -92,7 +92,18 @@ def _quantized(name: str, cls: Any) -> tuple[Callable[[], nn.Module], Callable[[
         },
         **{
             curve: (lambda: cls(0.02, 30), lambda: (codes(3, 4),))
-            for curve in ("ELU", "GELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "SiLU", "Sigmoid", "Tanh")
+            for curve in (
+                "ELU",
+                "GELU",
+                "Hardsigmoid",
+                "Hardswish",
+                "LeakyReLU",
+                "Mish",
+                "SiLU",
+                "Sigmoid",
+                "Softplus",
+                "Tanh",
+            )
         },
     }
     if name in table:

@@ -22,6 +22,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., zp.QTensor], Callable[[Tensor], Tensor]
     "tanh": (activation.tanh, torch.tanh),
     "hardswish": (activation.hardswish, F.hardswish),
     "silu": (activation.silu, F.silu),
+    "mish": (activation.mish, F.mish),
+    "softplus": (
+        lambda x, *g: activation.softplus(x, *g, beta=1.5, threshold=6.0),
+        lambda x: F.softplus(x, 1.5, 6.0),
+    ),
     "gelu": (activation.gelu, F.gelu),
     "gelu_tanh": (
         lambda x, *g: activation.gelu(x, *g, approximate="tanh"),
@@ -93,6 +98,8 @@ def test_grids_that_are_not_asked_for(name: str, qdtype: zp.QDtype, expected: tu
         F.hardsigmoid,
         F.gelu,
         F.silu,
+        F.mish,
+        F.softplus,
         F.elu,
         F.leaky_relu,
         torch.nn.Sigmoid(),
@@ -101,6 +108,8 @@ def test_grids_that_are_not_asked_for(name: str, qdtype: zp.QDtype, expected: tu
         torch.nn.Hardsigmoid(),
         torch.nn.GELU("tanh"),
         torch.nn.SiLU(),
+        torch.nn.Mish(),
+        torch.nn.Softplus(0.5, 3),
         torch.nn.ELU(0.5),
         torch.nn.LeakyReLU(0.3),
     ],
@@ -113,7 +122,7 @@ def test_torch_functions_and_modules(call: Callable[[Any], Any]) -> None:
     assert torch.equal(out.int_repr(), nearest_codes(call(q.dequantize(torch.float64)), out))
 
 
-@pytest.mark.parametrize("call", [F.hardswish, F.silu, F.elu, F.leaky_relu, F.hardsigmoid])
+@pytest.mark.parametrize("call", [F.hardswish, F.silu, F.mish, F.elu, F.leaky_relu, F.hardsigmoid])
 def test_in_place(call: Callable[..., Any]) -> None:
     q = every_code(zp.quint8, 0.05, 100)
     expected = call(q.clone())
@@ -192,6 +201,8 @@ def test_errors_say_what_was_seen() -> None:
         activation.tanh(q, 0.1, -1)
     with pytest.raises(ValueError, match="approximate must be 'none' or 'tanh'"):
         activation.gelu(q, approximate="other")
+    with pytest.raises(ValueError, match="a beta other than 0"):
+        activation.softplus(q, beta=0)
     with pytest.raises(ValueError, match="needs 1 or 1 slopes"):
         activation.prelu(q, torch.ones(3))
     with pytest.raises(ValueError, match="dim 1 is out of range"):

@@ -29,10 +29,12 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "leaky_relu",
+    "mish",
     "prelu",
     "sigmoid",
     "silu",
     "softmax",
+    "softplus",
     "tanh",
     "threshold",
 ]
@@ -45,8 +47,10 @@ FUNCTIONS: Final[dict[str, Callable[..., Tensor]]] = {  # what the operator ``ac
     "hardsigmoid": F.hardsigmoid,
     "hardswish": F.hardswish,
     "leaky_relu": F.leaky_relu,
+    "mish": F.mish,
     "sigmoid": torch.sigmoid,
     "silu": F.silu,
+    "softplus": F.softplus,
     "tanh": torch.tanh,
     "threshold": F.threshold,
 }
@@ -190,6 +194,24 @@ def hardswish(x: QTensor, scale: float | None = None, zero_point: int | None = N
 def silu(x: QTensor, scale: float | None = None, zero_point: int | None = None) -> QTensor:
     """``x * sigmoid(x)``. Without a grid, on the input's; errors as :func:`sigmoid`."""
     return _unary("silu", x, (), scale, zero_point, _input_grid)
+
+
+def mish(x: QTensor, scale: float | None = None, zero_point: int | None = None) -> QTensor:
+    """``x * tanh(log(1 + exp(x)))``. Without a grid, on the input's; errors as :func:`sigmoid`."""
+    return _unary("mish", x, (), scale, zero_point, _input_grid)
+
+
+def softplus(
+    x: QTensor, scale: float | None = None, zero_point: int | None = None, beta: float = 1.0, threshold: float = 20.0
+) -> QTensor:
+    """``log(1 + exp(beta * x)) / beta``; ``x`` itself where ``beta * x > threshold``. Without a grid, on the input's.
+
+    Raises:
+        As :func:`sigmoid`; ValueError also for a ``beta`` of 0.
+    """
+    if beta == 0:
+        raise ValueError("softplus needs a beta other than 0")
+    return _unary("softplus", x, (float(beta), float(threshold)), scale, zero_point, _input_grid)
 
 
 def elu(x: QTensor, scale: float | None = None, zero_point: int | None = None, alpha: float = 1.0) -> QTensor:
@@ -366,6 +388,16 @@ def _torch_hardswish(func: Any, x: QTensor, inplace: bool = False) -> QTensor:
 @implements(F.silu)
 def _torch_silu(func: Any, x: QTensor, inplace: bool = False) -> QTensor:
     return _written(x, silu(x), inplace)
+
+
+@implements(F.mish)
+def _torch_mish(func: Any, x: QTensor, inplace: bool = False) -> QTensor:
+    return _written(x, mish(x), inplace)
+
+
+@implements(F.softplus)
+def _torch_softplus(func: Any, x: QTensor, beta: float = 1.0, threshold: float = 20.0) -> QTensor:
+    return softplus(x, beta=beta, threshold=threshold)
 
 
 @implements(F.gelu)

@@ -116,6 +116,8 @@ CURVES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "leaky_relu": (lambda x: qF.leaky_relu(x, 0.3, False, *GRID), lambda x: F.leaky_relu(x, 0.3)),
     "sigmoid": (qF.sigmoid, torch.sigmoid),
     "silu": (lambda x: qF.silu(x, *GRID), F.silu),
+    "mish": (lambda x: qF.mish(x, *GRID), F.mish),
+    "softplus": (lambda x: qF.softplus(x, *GRID, 2.0, 5.0), lambda x: F.softplus(x, 2.0, 5.0)),
     "softmax": (lambda x: qF.softmax(x, 1), lambda x: torch.softmax(x, 1)),
     "tanh": (qF.tanh, torch.tanh),
 }

@@ -170,6 +170,8 @@ def test_modules_without_a_grid_serve_float_regions_too(module: nn.Module) -> No
 ACTIVATIONS = [
     (nn.ELU(0.7), nnq.ELU),
     (nn.LeakyReLU(0.2), nnq.LeakyReLU),
+    (nn.Mish(), nnq.Mish),
+    (nn.Softplus(0.7, 5.0), nnq.Softplus),
     (nn.Hardswish(), nnq.Hardswish),
     (nn.Hardsigmoid(), nnq.Hardsigmoid),
     (nn.Sigmoid(), nnq.Sigmoid),
@@ -207,6 +209,9 @@ def test_activations_take_torch_aos_arguments() -> None:
     assert nnq.Sigmoid(output_scale=0.5, output_zero_point=1).scale == 0.5
     assert nnq.LeakyReLU(0.5, 1, negative_slope=0.3, inplace=True).negative_slope == 0.3
     assert nnq.ELU(0.5, 1, 2.0).alpha == 2.0
+    assert nnq.Softplus(0.5, 1, 2.0).threshold == 20.0
+    with pytest.raises(ValueError, match="a beta other than 0"):
+        nnq.Softplus(0.5, 1, 0.0)
     with pytest.raises(TypeError, match="takes a quantized tensor"):
         nnq.Tanh(0.1, 0)(torch.zeros(1))
 

@@ -39,6 +39,8 @@ STATIC = {
     nn.LeakyReLU: nnq.LeakyReLU,
     nn.Hardswish: nnq.Hardswish,
     nn.Hardsigmoid: nnq.Hardsigmoid,
+    nn.Mish: nnq.Mish,
+    nn.Softplus: nnq.Softplus,
     nn.Sigmoid: nnq.Sigmoid,
     nn.Tanh: nnq.Tanh,
     nnq.FloatFunctional: nnq.QFunctional,
@@ -60,6 +62,7 @@ def test_the_dynamic_mapping_holds_every_pair() -> None:
     mapping = get_default_dynamic_quant_module_mappings()
     assert mapping[nn.Linear] is nnqd.Linear
     assert mapping[nni.LinearReLU] is nni.quantized.dynamic.LinearReLU
+    assert {mapping[getattr(nn, name)] for name in ("LSTM", "GRU", "RNN")} == {nnqd.LSTM, nnqd.GRU, nnqd.RNN}
 
 
 def test_getters_give_copies() -> None:
@@ -77,7 +80,7 @@ def test_a_class_is_found_by_its_nearest_base() -> None:
     assert twin_of(Mine, mapping) == (Mine, nn.Identity)
     assert twin_of(NonDynamicallyQuantizableLinear, mapping) is None
     assert twin_of(nnq.BatchNorm2d, mapping) is None
-    assert twin_of(nn.Mish, mapping) is None
+    assert twin_of(nn.GLU, mapping) is None
 
 
 def test_class_getters_take_more_pairs_and_name_what_is_missing() -> None:

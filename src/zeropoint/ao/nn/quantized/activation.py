@@ -25,12 +25,14 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "LeakyReLU",
+    "Mish",
     "PReLU",
     "ReLU",
     "ReLU6",
     "SiLU",
     "Sigmoid",
     "Softmax",
+    "Softplus",
     "Tanh",
 ]
 
@@ -249,6 +251,48 @@ class SiLU(_Unary):
 
     FUNCTION = "silu"
     FLOAT_CLASS = nn.SiLU
+
+
+@static_twin_of(nn.Mish)
+class Mish(_Unary):
+    """``x * tanh(log(1 + exp(x)))``.
+
+    Args:
+        scale, zero_point: the output's grid.
+    """
+
+    FUNCTION = "mish"
+    FLOAT_CLASS = nn.Mish
+
+
+@static_twin_of(nn.Softplus)
+class Softplus(_Unary):
+    """``log(1 + exp(beta * x)) / beta``, and ``x`` itself where ``beta * x > threshold``.
+
+    Args:
+        scale, zero_point: the output's grid.
+        beta, threshold: as for ``torch.nn.Softplus``.
+
+    Raises:
+        ValueError: a ``beta`` of 0.
+    """
+
+    FUNCTION = "softplus"
+    FLOAT_CLASS = nn.Softplus
+
+    def __init__(self, scale: float, zero_point: int, beta: float = 1.0, threshold: float = 20.0) -> None:
+        super().__init__(scale, zero_point)
+        if beta == 0:
+            raise ValueError("quantized Softplus needs a beta other than 0")
+        self.beta = beta
+        self.threshold = threshold
+
+    def _arguments(self) -> tuple[float, ...]:
+        return (self.beta, self.threshold)
+
+    @classmethod
+    def _options(cls, mod: Any) -> dict[str, Any]:
+        return {"beta": mod.beta, "threshold": mod.threshold}
 
 
 @static_twin_of(nn.Sigmoid)

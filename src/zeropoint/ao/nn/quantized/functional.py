@@ -50,6 +50,7 @@ __all__ = [
     "max_pool1d",
     "max_pool2d",
     "max_pool3d",
+    "mish",
     "pad",
     "prelu",
     "relu",
@@ -57,6 +58,7 @@ __all__ = [
     "sigmoid",
     "silu",
     "softmax",
+    "softplus",
     "tanh",
     "threshold",
     "upsample",
@@ -347,6 +349,8 @@ hardswish = activation.hardswish
 sigmoid = activation.sigmoid
 tanh = activation.tanh
 silu = activation.silu
+mish = activation.mish
+softplus = activation.softplus
 gelu = activation.gelu
 prelu = activation.prelu
 softmax = activation.softmax
