@@ -248,6 +248,13 @@ void run(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, in
   }
 }
 
+bool walks(Isa isa) { return isa == Isa::avx512_vnni; }
+
+void run_walk(const Packed& packed, const uint8_t* a, const Walk& walk, int64_t m, int64_t n_begin, int64_t n_end,
+              const Epilogue& epilogue) {
+  kernel_of(packed.isa)({&packed, a, 0, m, n_begin, n_end, 0, padded_depth(packed.k) / kGroup, &epilogue, &walk});
+}
+
 void run_wide(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, int64_t n_begin, int64_t n_end,
               const Epilogue& epilogue, int64_t* out, int64_t out_stride) {
   const RunJob kernel = kernel_of(packed.isa);

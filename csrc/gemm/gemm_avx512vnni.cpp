@@ -54,18 +54,23 @@ struct Codes {
 };
 
 struct Tile {
-  const uint8_t* a;
+  const uint8_t* a;       // rows a_stride apart, or, walked, each where `rows` says
   int64_t a_stride;
+  const uint8_t* rows[12];
+  const int64_t* segments;  // where the codes of a row stand, from its beginning
+  int64_t segment_count, segment_groups;
   const int8_t* b;
-  int64_t panel_bytes, groups;
+  int64_t panel_bytes;
 };
 
 // Sums, and what becomes of them: codes in `out`, straight from the registers, or else as they are in `sums_out`.
-template <int Rows, int Panels, bool kToCodes>
+template <int Rows, int Panels, bool kToCodes, bool kWalked>
 void multiply(const Tile& tile, int32_t* sums_out, const Codes* codes, uint8_t* out) {
-  const uint8_t* a = tile.a;
+  const uint8_t* rows[Rows];
+#pragma GCC unroll 12
+  for (int r = 0; r < Rows; ++r) rows[r] = kWalked ? tile.rows[r] : tile.a + r * tile.a_stride;
   const int8_t* b = tile.b;
-  const int64_t a_stride = tile.a_stride, panel_bytes = tile.panel_bytes, groups = tile.groups;
+  const int64_t panel_bytes = tile.panel_bytes;
   // One or two rows alone would wait for each addition: odd and even groups add up apart.
   constexpr int kChains = Rows * Panels <= 4 ? 2 : 1;
   __m512i sums[kChains][Rows][Panels];
@@ -77,29 +82,33 @@ void multiply(const Tile& tile, int32_t* sums_out, const Codes* codes, uint8_t* 
       for (int p = 0; p < Panels; ++p)
         sums[s][r][p] = kToCodes && s == 0 ? _mm512_load_si512(codes->constant + p * kPanel) : _mm512_setzero_si512();
 
-  int64_t g = 0;
-  for (; g + kChains <= groups; g += kChains) {
+  const int64_t segments = kWalked ? tile.segment_count : 1;
+  for (int64_t segment = 0; segment < segments; ++segment) {
+    int64_t at = kWalked ? tile.segments[segment] : 0;
+    const int64_t end = at + tile.segment_groups * kGroup;
+    for (; at + (kChains - 1) * kGroup < end; at += kChains * kGroup, b += kChains * kStep) {
 #pragma GCC unroll 2
-    for (int s = 0; s < kChains; ++s) {
-      __m512i w[Panels];
+      for (int s = 0; s < kChains; ++s) {
+        __m512i w[Panels];
 #pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) w[p] = _mm512_loadu_si512(b + p * panel_bytes + (g + s) * kStep);
+        for (int p = 0; p < Panels; ++p) w[p] = _mm512_loadu_si512(b + p * panel_bytes + s * kStep);
 #pragma GCC unroll 12
-      for (int r = 0; r < Rows; ++r) {
-        const __m512i x = _mm512_set1_epi32(load_group(a + r * a_stride + (g + s) * kGroup));
+        for (int r = 0; r < Rows; ++r) {
+          const __m512i x = _mm512_set1_epi32(load_group(rows[r] + at + s * kGroup));
 #pragma GCC unroll 4
-        for (int p = 0; p < Panels; ++p) sums[s][r][p] = _mm512_dpbusd_epi32(sums[s][r][p], x, w[p]);
+          for (int p = 0; p < Panels; ++p) sums[s][r][p] = _mm512_dpbusd_epi32(sums[s][r][p], x, w[p]);
+        }
       }
     }
-  }
-  if (kChains == 2 && g < groups) {
+    if (kChains == 2 && at < end) {
 #pragma GCC unroll 12
-    for (int r = 0; r < Rows; ++r) {
-      const __m512i x = _mm512_set1_epi32(load_group(a + r * a_stride + g * kGroup));
+      for (int r = 0; r < Rows; ++r) {
+        const __m512i x = _mm512_set1_epi32(load_group(rows[r] + at));
 #pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p)
-        sums[0][r][p] =
-            _mm512_dpbusd_epi32(sums[0][r][p], x, _mm512_loadu_si512(b + p * panel_bytes + g * kStep));
+        for (int p = 0; p < Panels; ++p)
+          sums[0][r][p] = _mm512_dpbusd_epi32(sums[0][r][p], x, _mm512_loadu_si512(b + p * panel_bytes));
+      }
+      b += kStep;
     }
   }
   if constexpr (kToCodes) {
@@ -153,10 +162,10 @@ void multiply(const Tile& tile, int32_t* sums_out, const Codes* codes, uint8_t* 
 using Multiply = void (*)(const Tile&, int32_t*, const Codes*, uint8_t*);
 
 // By panels and rows of a tile.
-template <bool kToCodes>
+template <bool kToCodes, bool kWalked>
 struct Kernels {
   template <int Rows, int Panels>
-  static constexpr Multiply kOf = multiply<Rows, Panels, kToCodes>;
+  static constexpr Multiply kOf = multiply<Rows, Panels, kToCodes, kWalked>;
   static constexpr Multiply kTable[kMaxPanels + 1][13] = {
       {},
       {nullptr, kOf<1, 1>, kOf<2, 1>, kOf<3, 1>, kOf<4, 1>, kOf<5, 1>, kOf<6, 1>, kOf<7, 1>, kOf<8, 1>, kOf<9, 1>,
@@ -167,6 +176,11 @@ struct Kernels {
       {nullptr, kOf<1, 4>, kOf<2, 4>, kOf<3, 4>, kOf<4, 4>, kOf<5, 4>, kOf<6, 4>},
   };
 };
+
+const Multiply* kernels_of(bool to_codes, bool walked, int64_t panels) {
+  if (walked) return to_codes ? Kernels<true, true>::kTable[panels] : Kernels<false, true>::kTable[panels];
+  return to_codes ? Kernels<true, false>::kTable[panels] : Kernels<false, false>::kTable[panels];
+}
 
 // Whether one of 16 floats is NaN or an infinity: only then can a step be NaN.
 inline bool any_nonfinite(__m512 v) {
@@ -259,18 +273,27 @@ void run_avx512_vnni(const Job& job) {
   const StorePanel store_panel = store_for(ep.output);
   alignas(64) int32_t sums[24 * kPanel];
   Codes codes(ep);
-  Tile tile = {nullptr, job.a_stride, nullptr, packed.panel_bytes(), job.group_end - job.group_begin};
+  Tile tile;
+  tile.a_stride = job.a_stride;
+  tile.panel_bytes = packed.panel_bytes();
+  tile.segment_groups = job.group_end - job.group_begin;
+  if (job.walk) {
+    tile.segments = job.walk->segments;
+    tile.segment_count = job.walk->count;
+    tile.segment_groups = job.walk->run / kGroup;
+  }
   for (int64_t n = job.n_begin; n < job.n_end;) {
     const int64_t left = (job.n_end - n + kPanel - 1) / kPanel;
     const int64_t panels = left < kMaxPanels ? left : kMaxPanels;
     const int64_t columns = job.n_end - n < panels * kPanel ? job.n_end - n : panels * kPanel;
     const bool in_registers = to_codes && prepare_codes(packed, ep, n, columns, &codes);
-    const Multiply* kernels = in_registers ? Kernels<true>::kTable[panels] : Kernels<false>::kTable[panels];
+    const Multiply* kernels = kernels_of(in_registers, job.walk != nullptr, panels);
     uint8_t* out = static_cast<uint8_t*>(ep.out) + n - ep.out_column;
     tile.b = packed.panel(n / kPanel) + job.group_begin * kStep;
     for (int64_t row = 0; row < job.m;) {
       const int64_t rows = job.m - row < kTileRows[panels] ? job.m - row : kTileRows[panels];
       tile.a = job.a + row * job.a_stride + job.group_begin * kGroup;
+      for (int64_t r = 0; job.walk && r < rows; ++r) tile.rows[r] = job.a + job.walk->rows[row + r];
       kernels[rows](tile, sums, &codes, out + row * ep.out_stride);
       for (int64_t p = 0; p < panels && !in_registers; ++p)
         store_panel(sums + p * kPanel, panels * kPanel, row, rows, n + p * kPanel,

@@ -105,6 +105,20 @@ struct Epilogue {
 void run(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, int64_t n_begin, int64_t n_end,
          const Epilogue& epilogue);
 
+// Rows that overlap in memory, as those of a convolution do: code k of row m is a[rows[m] + segments[k / run] + k % run].
+struct Walk {
+  const int64_t* rows;
+  const int64_t* segments;  // count of them
+  int64_t count, run;       // count * run == padded_depth(K), run a multiple of kGroup
+};
+
+// Whether `run_walk` knows this instruction set.
+bool walks(Isa isa);
+
+// The same as `run` with rows that are walked, for K <= kMaxNarrowDepth.
+void run_walk(const Packed& packed, const uint8_t* a, const Walk& walk, int64_t m, int64_t n_begin, int64_t n_end,
+              const Epilogue& epilogue);
+
 // The exact sums in 64 bits, for any K: out[row * out_stride + column - n_begin].
 void run_wide(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, int64_t n_begin, int64_t n_end,
               const Epilogue& epilogue, int64_t* out, int64_t out_stride);

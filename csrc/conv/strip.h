@@ -1,0 +1,168 @@
+// The left matrix of a convolution as a kernel that walks rows reads it (gemm::Walk): straight from the activations, or
+// from a strip of them with its border.
+//
+// A row, the codes under the window of one output position, consists of segments: kernel lines, or single taps where
+// these lie apart. In memory they are where the window is; rows of neighbouring positions overlap. What is missing for
+// that is the border, and for signed codes the flipped sign: so the input lines under a strip of output positions are
+// copied once, with their border, into memory that stays in the cache. That is a fraction of what gathering rows takes.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "conv/conv.h"
+#include "gemm/kernel.h"
+
+namespace zeropoint::conv {
+
+class Strips {
+ public:
+  // Whether the windows' rows can be walked at all: segments must be as the weights are packed, and the lines under
+  // few positions not too long to be copied.
+  static bool possible(const Geometry& g) {
+    constexpr int64_t kMostCodes = 1 << 24;
+    int64_t window = g.weight.in_channels();
+    for (int d = 0; d < 3; ++d) {
+      const int64_t reach = (g.weight.kernel[d] - 1) * g.dilation[d] + 1;
+      const int64_t positions = d == 2 ? g.out[2] : std::min(g.out[d], (kLeastRows - 2 + g.out[2]) / g.out[2] + 1);
+      if (window > kMostCodes || reach > kMostCodes || (positions - 1) * g.stride[d] > kMostCodes) return false;
+      window *= d == 0 ? reach : (positions - 1) * g.stride[d] + reach;
+    }
+    return window <= kMostCodes && ((g.weight.groups == 1 && g.dilation[2] == 1) || g.weight.kernel[2] == 1 ||
+                                    g.weight.group_channels % gemm::kGroup == 0);
+  }
+
+  // `line`: codes of a kernel line in the packed weights. `tile`: the rows that a kernel takes at once.
+  Strips(const Geometry& geometry, const uint8_t* x, bool x_signed, uint8_t fill, int64_t line, int64_t tile,
+         int64_t threads)
+      : g_(geometry), x_(x), flip_(x_signed ? 0x80 : 0), fill_(fill), channels_(geometry.weight.in_channels()) {
+    const int64_t* kernel = g_.weight.kernel;
+    const bool whole = kernel[2] == 1 || (g_.weight.groups == 1 && g_.dilation[2] == 1);
+    run_ = whole ? line : g_.weight.group_channels;
+    bool inside = line == kernel[2] * g_.weight.group_channels;  // or else a row's last bytes are another row's
+    for (int d = 0; d < 3; ++d) {
+      reach_[d] = (kernel[d] - 1) * g_.dilation[d] + 1;
+      inside = inside && g_.padding[d] == 0 && (g_.out[d] - 1) * g_.stride[d] + reach_[d] <= g_.in[d];
+    }
+    in_place_ = inside && !x_signed;
+    width_ = in_place_ ? g_.in[2] : (g_.out[2] - 1) * g_.stride[2] + reach_[2];
+    line_pitch_ = width_ * channels_;
+    choose_rows(tile, threads);
+    for (int64_t d = 0; d < kernel[0]; ++d)
+      for (int64_t h = 0; h < kernel[1]; ++h)
+        for (int64_t w = 0; w < (whole ? 1 : kernel[2]); ++w)
+          segments_.push_back(d * (in_place_ ? g_.dilation[0] * g_.in[1] * line_pitch_ : depth_pitch_) +
+                              h * g_.dilation[1] * line_pitch_ + w * g_.dilation[2] * channels_);
+  }
+
+  // Output positions of a strip; the last may have fewer.
+  int64_t rows() const { return rows_; }
+
+  // Prepares output positions [first, first + count), count <= rows(). Returns what `walk` counts from, plus the first
+  // channel of a group; `offsets` has room for rows().
+  const uint8_t* prepare(int64_t first, int64_t count, int64_t* offsets) const {
+    uint8_t* strip = nullptr;
+    if (!in_place_)
+      strip = static_cast<uint8_t*>(gemm::thread_scratch(gemm::Scratch::rows, static_cast<size_t>(scratch_bytes_)));
+    int64_t slab = 0;
+    while (count > 0) {
+      // The part that lies in one depth of one image.
+      const int64_t plane = g_.out[1] * g_.out[2], in_plane = first % plane;
+      const int64_t part = std::min(count, plane - in_plane);
+      const int64_t d = first / plane % g_.out[0], image = first / plane / g_.out[0];
+      const int64_t top = in_plane / g_.out[2], bottom = (in_plane + part - 1) / g_.out[2];
+      int64_t from = 0, lines_above = 0;
+      if (in_place_) {
+        from = (image * g_.in[0] + d * g_.stride[0]) * g_.in[1] * line_pitch_;
+      } else {
+        lines_above = top * g_.stride[1];
+        from = slab++ * g_.weight.kernel[0] * depth_pitch_;
+        copy(image, d, lines_above, (bottom - top) * g_.stride[1] + reach_[1], strip + from);
+      }
+      int64_t w = in_plane % g_.out[2];
+      for (int64_t h = top; h <= bottom; ++h, w = 0) {
+        const int64_t line = from + (h * g_.stride[1] - lines_above) * line_pitch_;
+        const int64_t end = h == bottom ? (in_plane + part - 1) % g_.out[2] + 1 : g_.out[2];
+        for (; w < end; ++w) *offsets++ = line + w * g_.stride[2] * channels_;
+      }
+      first += part;
+      count -= part;
+    }
+    return in_place_ ? x_ : strip;
+  }
+
+  gemm::Walk walk(const int64_t* offsets) const {
+    return {offsets, segments_.data(), static_cast<int64_t>(segments_.size()), run_};
+  }
+
+ private:
+  static constexpr int64_t kVector = 32;
+  typedef uint8_t Vector __attribute__((vector_size(kVector)));
+
+  static constexpr int64_t kLeastRows = 48;  // for them weights are read
+
+  // Strips of equal length whose input lines stay in the second-level cache.
+  void choose_rows(int64_t tile, int64_t threads) {
+    constexpr int64_t kBytes = 96 * 1024, kMostRows = 1024;
+    const int64_t plane = g_.out[1] * g_.out[2], all = g_.batch * g_.out[0] * plane;
+    const auto measure = [&](int64_t rows) {
+      const int64_t lines = std::min(g_.out[1], (rows - 2 + g_.out[2]) / g_.out[2] + 1);
+      const int64_t slabs = (rows - 2 + plane) / plane + 1;
+      depth_pitch_ = ((lines - 1) * g_.stride[1] + reach_[1]) * line_pitch_;
+      scratch_bytes_ = slabs * g_.weight.kernel[0] * depth_pitch_ + kVector;
+    };
+    rows_ = kMostRows;
+    for (measure(rows_); rows_ > kLeastRows && scratch_bytes_ > kBytes; measure(rows_)) rows_ -= kLeastRows / 3;
+    int64_t strips = (all + rows_ - 1) / rows_;
+    if (all >= kLeastRows * threads) strips = gemm::round_up(strips, threads);
+    rows_ = gemm::round_up((all + strips - 1) / strips, tile);
+    measure(rows_);
+  }
+
+  // Input lines [top, top + lines), counted from the border's first, at the depths of all taps.
+  void copy(int64_t image, int64_t d, int64_t top, int64_t lines, uint8_t* to) const {
+    // Columns [left, right) of the strip lie inside the input.
+    const int64_t left = std::clamp<int64_t>(g_.padding[2], 0, width_);
+    const int64_t right = std::clamp<int64_t>(g_.in[2] + g_.padding[2], left, width_);
+    for (int64_t k = 0; k < g_.weight.kernel[0]; ++k, to += depth_pitch_) {
+      const int64_t in_d = d * g_.stride[0] - g_.padding[0] + k * g_.dilation[0];
+      for (int64_t i = 0; i < lines; ++i) {
+        uint8_t* line = to + i * line_pitch_;
+        const int64_t in_h = top + i - g_.padding[1];
+        if (in_d < 0 || in_d >= g_.in[0] || in_h < 0 || in_h >= g_.in[1]) {
+          std::memset(line, fill_, static_cast<size_t>(line_pitch_));
+          continue;
+        }
+        const uint8_t* from = x_ + (((image * g_.in[0] + in_d) * g_.in[1] + in_h) * g_.in[2] + left - g_.padding[2]) * channels_;
+        std::memset(line, fill_, static_cast<size_t>(left * channels_));
+        copy_codes(from, (right - left) * channels_, line + left * channels_);
+        std::memset(line + right * channels_, fill_, static_cast<size_t>((width_ - right) * channels_));
+      }
+    }
+  }
+
+  void copy_codes(const uint8_t* from, int64_t count, uint8_t* to) const {
+    if (flip_ == 0) return static_cast<void>(std::memcpy(to, from, static_cast<size_t>(count)));
+    int64_t i = 0;
+    for (; i + kVector <= count; i += kVector) {
+      Vector codes;
+      std::memcpy(&codes, from + i, sizeof codes);
+      codes ^= flip_;
+      std::memcpy(to + i, &codes, sizeof codes);
+    }
+    for (; i < count; ++i) to[i] = from[i] ^ flip_;
+  }
+
+  const Geometry& g_;
+  const uint8_t* x_;
+  uint8_t flip_, fill_;
+  int64_t channels_;
+  int64_t reach_[3];
+  bool in_place_;
+  int64_t width_, line_pitch_, run_;
+  int64_t rows_ = 0, depth_pitch_ = 0, scratch_bytes_ = 0;
+  std::vector<int64_t> segments_;
+};
+
+}  // namespace zeropoint::conv
