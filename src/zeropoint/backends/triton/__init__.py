@@ -30,6 +30,7 @@ _FAMILIES = {
         "quantize_per_tensor", "quantize_per_channel", "dequantize_per_tensor", "dequantize_per_channel", "requantize",
         "dynamic_range", "dynamic_qparams",
     ),
+    "conv": ("conv_pack", "conv", "conv_dynamic"),
     "linear": ("linear_pack", "linear", "linear_dynamic", "matmul"),
 }  # fmt: skip
 

@@ -9,6 +9,8 @@ May import: torch, triton, ``grid``.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ __all__ = [
     "power_of_two",
     "quotient",
     "real",
+    "replaced_launch",
     "rint",
     "same_layout",
     "steps_of",
@@ -116,6 +119,20 @@ def channel_places(x: Tensor, axis: int) -> tuple[int, int]:
     return max(x.stride(axis), 1), x.shape[axis]
 
 
+_replaced: Callable[..., None] | None = None
+
+
+@contextmanager
+def replaced_launch(instead: Callable[..., None]) -> Iterator[None]:
+    """Inside this context, ``instead`` gets every launch's kernel, grid, arguments and settings: for tests."""
+    global _replaced
+    _replaced = instead
+    try:
+        yield
+    finally:
+        _replaced = None
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
     """Runs a kernel on the device of its first argument; products and sums stay apart, as the contract wants.
 
@@ -124,7 +141,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any)
     if 0 in grid:
         return
     device = arguments[0].device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
+    if _replaced is not None:
+        _replaced(kernel, grid, *arguments, **settings)
+    elif device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             kernel[grid](*arguments, enable_fp_fusion=False, **settings)
     elif INTERPRETED:
@@ -150,9 +169,11 @@ def rint(x):
         shifted = tl.where(
             x >= 0, (x + 4503599627370496.0) - 4503599627370496.0, (x - 4503599627370496.0) + 4503599627370496.0
         )
-        return tl.where(tl.abs(x) < 4503599627370496.0, shifted, x)
-    shifted = tl.where(x >= 0, (x + 8388608.0) - 8388608.0, (x - 8388608.0) + 8388608.0)
-    return tl.where(tl.abs(x) < 8388608.0, shifted, x)
+        whole = tl.where(tl.abs(x) < 4503599627370496.0, shifted, x)
+    else:
+        shifted = tl.where(x >= 0, (x + 8388608.0) - 8388608.0, (x - 8388608.0) + 8388608.0)
+        whole = tl.where(tl.abs(x) < 8388608.0, shifted, x)
+    return whole
 
 
 @triton.jit
@@ -162,8 +183,10 @@ def narrowed(value, DTYPE: tl.constexpr):
         word = value.to(tl.float32).to(tl.uint32, bitcast=True)
         upper = (word + 0x7FFF + ((word >> 16) & 1)) >> 16
         upper = tl.where(value == value, upper, 0x7FC0)
-        return upper.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return value.to(DTYPE)
+        result = upper.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        result = value.to(DTYPE)
+    return result
 
 
 @triton.jit
@@ -183,8 +206,10 @@ def code_from(y, zero_point, low, high, WIDE: tl.constexpr):
 def steps_of(codes, zero_point, WIDE: tl.constexpr):
     """Codes counted from the zero point, exactly."""
     if WIDE:
-        return codes.to(tl.int64) - zero_point
-    return codes.to(tl.int32) - zero_point
+        steps = codes.to(tl.int64) - zero_point
+    else:
+        steps = codes.to(tl.int32) - zero_point
+    return steps
 
 
 @triton.jit

@@ -31,7 +31,7 @@ SPLIT_DEPTH = 2**31 // 128**2 - 1
 def flip(codes, UNSIGNED: tl.constexpr):
     """Signed bytes of codes."""
     if UNSIGNED:
-        return (codes ^ 0x80).to(tl.int8, bitcast=True)
+        codes = (codes ^ 0x80).to(tl.int8, bitcast=True)
     return codes
 
 
@@ -70,8 +70,10 @@ def outputs(
     if REAL:
         if RELU:
             y = tl.where(y < 0, 0.0, y)
-        return y
-    return code_from(y, out_zero, low, high, False)
+        result = y
+    else:
+        result = code_from(y, out_zero, low, high, False)
+    return result
 
 
 @triton.jit

@@ -39,8 +39,10 @@ _ENGINE = "ZEROPOINT_CUDA_LINEAR"  # "int_mm": torch._int_mm where its limits ho
 def _x_grid(x_scale, x_zero, ON_DEVICE: tl.constexpr):
     """Scale and zero point of the activations: bits and a number, or where they lie on the device."""
     if ON_DEVICE:
-        return tl.load(x_scale), tl.load(x_zero).to(tl.int32)
-    return real(x_scale), x_zero
+        scale, zero = tl.load(x_scale), tl.load(x_zero).to(tl.int32)
+    else:
+        scale, zero = real(x_scale), x_zero
+    return scale, zero
 
 
 @triton.jit
@@ -235,7 +237,7 @@ def _finish(
     at = parts_ptr + m.to(tl.int64)[:, None] * n_count + n[None, :]
     for _ in range(parts):
         sums += tl.load(at, mask=inside, other=0).to(sums.dtype)
-        at += m_count.to(tl.int64) * n_count
+        at += tl.full((), m_count, tl.int64) * n_count
     scale, xz = _x_grid(x_scale, x_zero, X_ON_DEVICE)
     if CORRECT:
         sums -= xz * tl.load(sums_ptr + n, mask=inside_n, other=0).to(sums.dtype)[None, :]
