@@ -67,30 +67,46 @@ class Rounded(nn.Module):
 RANGES = [(-128, 127), (0, 255), (-127, 127), (0, 127), (-8, 7), (0, 15)]
 
 
+class AllRanges(nn.ModuleList):
+    """One fake quantize call a code range, each on an input of its own that reaches beyond both ends."""
+
+    def __init__(self, axis: int | None) -> None:
+        super().__init__()
+        channels = 1 if axis is None else (4, 5, 6)[axis]
+        for low, high in RANGES:
+            zero_point = torch.randint(low, high + 1, (channels,), dtype=torch.int32)
+            self.append(Rounded(torch.rand(channels) * 0.05 + 0.01, zero_point, axis, low, high))
+
+    def example(self) -> Tensor:
+        rows = []
+        for rounded in self:
+            shape = [1] * 3
+            shape[0 if rounded.axis is None else rounded.axis] = -1
+            low, high = rounded.ends
+            places = torch.randint(low - 5, high + 6, (4, 5, 6)) + 0.4 * torch.rand(4, 5, 6)
+            rows.append((places - rounded.zero_point.reshape(shape)) * rounded.scale.reshape(shape))
+        return torch.stack(rows)
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return tuple(rounded(rows[index]) for index, rounded in enumerate(self))
+
+
 @EXPORTERS
 @pytest.mark.parametrize("axis", [None, 0, -1], ids=lambda axis: f"axis={axis}")
-@pytest.mark.parametrize(("low", "high"), RANGES)
-def test_fake_quantize_becomes_a_pair_of_nodes_with_the_same_values(tmp_path, dynamo, axis, low, high):
-    torch.manual_seed(high)
-    x = torch.randn(4, 5, 6) * 3
-    channels = 1 if axis is None else x.shape[axis]
-    scale = torch.rand(channels) * 0.05 + 0.01
-    zero_point = torch.randint(low, high + 1, (channels,), dtype=torch.int32)
-    # the middle between two codes is where a division and a product with the reciprocal may round differently
-    places = torch.randint(low - 5, high + 6, x.shape) + 0.4 * torch.rand(x.shape)
-    shape = [1] * 3
-    shape[0 if axis is None else axis] = -1
-    x[1:] = ((places - zero_point.reshape(shape)) * scale.reshape(shape))[1:]
-    model, path = Rounded(scale, zero_point, axis, low, high).eval(), tmp_path / "model.onnx"
+def test_fake_quantize_becomes_a_pair_of_nodes_with_the_same_values(tmp_path, dynamo, axis):
+    torch.manual_seed(0)
+    model, path = AllRanges(axis).eval(), tmp_path / "model.onnx"
+    x = model.example()
     torch_export(model, x, path, dynamo)
-    assert {"QuantizeLinear", "DequantizeLinear"} <= set(nodes(path))
-    whole = (low, high) in ((-128, 127), (0, 255))
-    if dynamo:
-        assert (len(nodes(path)) == 2) == whole
+    found = nodes(path)
+    assert found.count("QuantizeLinear") == found.count("DequantizeLinear") == len(RANGES)
     for optimized in (False, True):
-        difference = (run(path, x, optimized)[0] - model(x)) / scale.reshape(shape)
-        assert difference.abs().max() < 1.001  # one code
-        assert (difference.abs() > 0.5).double().mean() < 0.01
+        for got, want, rounded in zip(run(path, x, optimized), model(x), model, strict=True):
+            shape = [1] * 3
+            shape[0 if axis is None else axis] = -1
+            codes = ((got - want) / rounded.scale.reshape(shape)).abs()
+            assert codes.max() < 1.001  # one code, where a value lies on the boundary
+            assert (codes > 0.5).double().mean() < 0.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

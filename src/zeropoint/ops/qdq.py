@@ -32,9 +32,9 @@ def capturing() -> bool:
 
     Every fake quantize asks, so that the common answer, that nothing is traced, comes first.
     """
-    if not (torch.compiler.is_exporting() or torch._C._is_tracing()):
-        return False
-    return _forced or torch.onnx.is_in_onnx_export()
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting() and (_forced or torch.onnx.is_in_onnx_export())
+    return torch._C._is_tracing() and torch.onnx.is_in_onnx_export()
 
 
 @contextlib.contextmanager
