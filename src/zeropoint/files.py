@@ -27,7 +27,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         path: the file to write.
 
     Yields:
-        The path of an empty file in the same folder.
+        The path of an empty file in the same folder, with the same ending.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -54,7 +54,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileNotFoundError(f"there is no folder {target.parent} to write {target.name} into")
     temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
         os.close(handle)
         yield Path(temporary)
         with open(temporary, "r+b") as file:
@@ -70,7 +70,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             Path(temporary).unlink(missing_ok=True)
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+def write_bytes(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
     """Writes a file whole or not at all, as :func:`replacing` says."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)

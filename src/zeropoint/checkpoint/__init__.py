@@ -13,7 +13,7 @@ from __future__ import annotations
 from zeropoint.checkpoint._archive import load
 from zeropoint.checkpoint._convert import ConversionSummary, convert_file, convert_state_dict
 from zeropoint.checkpoint._records import CheckpointError, PackedParams, Record, SavedModule
-from zeropoint.checkpoint._safetensors import load_file, read_facts, save_file
+from zeropoint.checkpoint._safetensors import load_file, read_facts, read_metadata, save_file
 
 __all__ = [
     "CheckpointError",
@@ -26,5 +26,6 @@ __all__ = [
     "load",
     "load_file",
     "read_facts",
+    "read_metadata",
     "save_file",
 ]

@@ -22,7 +22,7 @@ from zeropoint.dtypes import as_qdtype
 from zeropoint.files import write_bytes
 from zeropoint.tensor import QTensor
 
-__all__ = ["load_file", "read_facts", "save_file"]
+__all__ = ["load_file", "read_facts", "read_metadata", "save_file"]
 
 _KEY: Final = "zeropoint"
 _FORMAT: Final = 1
@@ -99,6 +99,16 @@ def read_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     with _opened(path, "cpu") as file:
         return _facts(file.metadata())
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The texts that a file has beside its tensors, :func:`save_file`'s ``metadata`` among them.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    with _opened(path, "cpu") as file:
+        return dict(file.metadata() or {})
 
 
 # --- writing ------------------------------------------------------------------------------------------------------

@@ -10,12 +10,24 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_HELP = """Bring a torch.ao checkpoint to safetensors.
+
+No code in it is run, and torch.ao is not needed.
+
+\b
+EXAMPLES
+  zeropoint convert-checkpoint resnet18_int8.pth resnet18_int8.safetensors
+  zeropoint convert-checkpoint training.ckpt weights.safetensors --key model.state_dict
+"""
+
 
 def register(app: "typer.Typer") -> None:
     """Adds the command to ``app``."""
     import typer
 
-    @app.command("convert-checkpoint")
+    from zeropoint.cli._console import command
+
+    @command(app, "convert-checkpoint", help=_HELP)
     def convert_checkpoint(
         source: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.save wrote.")],
         target: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
@@ -27,7 +39,6 @@ def register(app: "typer.Typer") -> None:
         ] = None,
         overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace TARGET if it exists.")] = False,
     ) -> None:
-        """Convert a quantized checkpoint of torch.ao to safetensors. No code in it is run, torch.ao is not needed."""
         from zeropoint.checkpoint import CheckpointError, convert_file
         from zeropoint.cli._console import fail, table
 

@@ -10,18 +10,29 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_HELP = """Rewrite imports of torch.ao to zeropoint.
+
+What has no counterpart is left, and listed.
+
+\b
+EXAMPLES
+  zeropoint migrate src/ --diff
+  zeropoint migrate src/ tools/train.py --write
+"""
+
 
 def register(app: "typer.Typer") -> None:
     """Adds the command to ``app``."""
     import typer
 
-    @app.command("migrate")
+    from zeropoint.cli._console import command
+
+    @command(app, "migrate", help=_HELP)
     def migrate(
         paths: Annotated[list[Path], typer.Argument(exists=True, help="Python files and folders.")],
         diff: Annotated[bool, typer.Option("--diff", help="Show every change.")] = False,
         write: Annotated[bool, typer.Option("--write", help="Change the files.")] = False,
     ) -> None:
-        """Rewrite imports of torch.ao to zeropoint. What has no counterpart is left, and listed."""
         from difflib import unified_diff
 
         from zeropoint.cli._console import table
