@@ -30,6 +30,14 @@ _FAMILIES = {
         "quantize_per_tensor", "quantize_per_channel", "dequantize_per_tensor", "dequantize_per_channel", "requantize",
         "dynamic_range", "dynamic_qparams",
     ),
+    "arithmetic": ("activation", "add", "div", "lookup", "mul", "prelu"),
+    "distributed": ("block_pack", "block_sum", "block_unpack", "row_quantize", "row_range", "row_sum"),
+    "embedding": ("embedding", "embedding_bag"),
+    "fake_quantize": (
+        "fake_quantize_backward", "fake_quantize_per_channel", "fake_quantize_per_tensor", "moving_average_observe",
+    ),
+    "norm": ("batch_norm", "group_norm", "layer_norm"),
+    "pool": ("adaptive_avg_pool", "avg_pool", "max_pool", "mean"),
     "conv": ("conv_pack", "conv", "conv_dynamic"),
     "linear": ("linear_pack", "linear", "linear_dynamic", "matmul"),
 }  # fmt: skip

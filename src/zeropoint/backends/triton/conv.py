@@ -1,12 +1,12 @@
 """Convolution of codes in one, two and three dimensions: implicit matrix products, and depthwise.
 
-Every convolution runs as one in three dimensions, the missing ones of size 1. A dense or grouped one is a matrix product
-whose left matrix, (output positions, taps * channels), is gathered tile by tile; positions outside the input are the
-zero point, so that they count as real zero. A 1x1 convolution of a channels-last input is a plain matrix product.
-Depthwise takes no tensor cores: a tile of positions and channels, tap after tap, with the zero points taken off at once.
+Every convolution runs as one in three dimensions, the missing ones of size 1. A dense or grouped one is a matrix
+product whose left matrix, (output positions, taps * channels), is gathered tile by tile; positions outside the input are
+the zero point, so that they count as real zero. A 1x1 convolution of a channels-last input is a plain matrix product.
+Depthwise takes no tensor cores: a tile of positions and channels, tap after tap, zero points taken off at once.
 
-Packed weights: int32 sums over (taps, channels), then the weights as (output channel, tap, channel); the length is odd, so
-that weights packed for the CPU are never taken for them.
+Packed weights: int32 sums over (taps, channels), then the weights as (output channel, tap, channel); the length is odd,
+so that weights packed for the CPU are never taken for them.
 
 May import: ``dtypes``, ``backends.triton``, the checks of ``ops.conv``.
 """
@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+import triton
 from zeropoint.backends.triton._core import INTERPRETED, bits, ceil_div, launch, narrowed, power_of_two, real
 from zeropoint.backends.triton._product import EXACT_DEPTH, flip, outputs
 from zeropoint.backends.triton.linear import column_sums, multiply
@@ -47,10 +47,33 @@ def _position(m, size_d, size_h, size_w):
 
 @triton.jit
 def _window(
-    k, batch, d, h, w, channels, kernel_h, kernel_w, in_d, in_h, in_w,
-    stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dilate_d, dilate_h, dilate_w, x_n, x_c, x_d, x_h, x_w,
+    k,
+    batch,
+    d,
+    h,
+    w,
+    channels,
+    kernel_h,
+    kernel_w,
+    in_d,
+    in_h,
+    in_w,
+    stride_d,
+    stride_h,
+    stride_w,
+    pad_d,
+    pad_h,
+    pad_w,
+    dilate_d,
+    dilate_h,
+    dilate_w,
+    x_n,
+    x_c,
+    x_d,
+    x_h,
+    x_w,
 ):
-    """Where the codes of window elements ``k`` (tap, channel) lie for some output positions, and whether they are inside."""
+    """Where the window elements ``k`` (tap, channel) of some output positions lie, and whether they are inside."""
     channel, tap = k % channels, k // channels
     at_w = (w * stride_w - pad_w)[:, None] + (tap % kernel_w * dilate_w)[None, :]
     at_h = (h * stride_h - pad_h)[:, None] + (tap // kernel_w % kernel_h * dilate_h)[None, :]
@@ -62,12 +85,57 @@ def _window(
 
 @triton.jit(do_not_specialize=["x_scale", "x_zero", "out_scale_bits", "out_zero", "low", "high"])
 def _conv(
-    x_ptr, w_ptr, out_ptr, sums_ptr, w_scale_ptr, w_scale_step, w_zero_ptr, w_zero_step, bias_ptr, x_scale, x_zero,
-    out_scale_bits, out_zero, low, high, m_count, n_count, k_count, channels, out_channels, kernel_h, kernel_w,
-    in_d, in_h, in_w, out_d, out_h, out_w, stride_d, stride_h, stride_w, pad_d, pad_h, pad_w,
-    dilate_d, dilate_h, dilate_w, x_n, x_c, x_d, x_h, x_w,
-    X_UNSIGNED: tl.constexpr, ON_DEVICE: tl.constexpr, HAS_BIAS: tl.constexpr, REAL: tl.constexpr, RELU: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x_ptr,
+    w_ptr,
+    out_ptr,
+    sums_ptr,
+    w_scale_ptr,
+    w_scale_step,
+    w_zero_ptr,
+    w_zero_step,
+    bias_ptr,
+    x_scale,
+    x_zero,
+    out_scale_bits,
+    out_zero,
+    low,
+    high,
+    m_count,
+    n_count,
+    k_count,
+    channels,
+    out_channels,
+    kernel_h,
+    kernel_w,
+    in_d,
+    in_h,
+    in_w,
+    out_d,
+    out_h,
+    out_w,
+    stride_d,
+    stride_h,
+    stride_w,
+    pad_d,
+    pad_h,
+    pad_w,
+    dilate_d,
+    dilate_h,
+    dilate_w,
+    x_n,
+    x_c,
+    x_d,
+    x_h,
+    x_w,
+    X_UNSIGNED: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    REAL: tl.constexpr,
+    RELU: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     """One tile of the output of one group: ``n_count`` output channels, each of ``k_count`` weights."""
     group = tl.program_id(2)
@@ -93,8 +161,31 @@ def _conv(
     for start in range(0, k_count, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         place, inside = _window(
-            k, batch, d, h, w, channels, kernel_h, kernel_w, in_d, in_h, in_w, stride_d, stride_h, stride_w,
-            pad_d, pad_h, pad_w, dilate_d, dilate_h, dilate_w, x_n, x_c, x_d, x_h, x_w,
+            k,
+            batch,
+            d,
+            h,
+            w,
+            channels,
+            kernel_h,
+            kernel_w,
+            in_d,
+            in_h,
+            in_w,
+            stride_d,
+            stride_h,
+            stride_w,
+            pad_d,
+            pad_h,
+            pad_w,
+            dilate_d,
+            dilate_h,
+            dilate_w,
+            x_n,
+            x_c,
+            x_d,
+            x_h,
+            x_w,
         )
         shown = inside & (m < m_count)[:, None] & (k < k_count)[None, :]
         x = flip(tl.load(x_group + place, mask=shown, other=zero), X_UNSIGNED)
@@ -110,8 +201,31 @@ def _conv(
         for start in range(0, k_count, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
             place, inside = _window(
-                k, batch, d, h, w, channels, kernel_h, kernel_w, in_d, in_h, in_w, stride_d, stride_h, stride_w,
-                pad_d, pad_h, pad_w, dilate_d, dilate_h, dilate_w, x_n, x_c, x_d, x_h, x_w,
+                k,
+                batch,
+                d,
+                h,
+                w,
+                channels,
+                kernel_h,
+                kernel_w,
+                in_d,
+                in_h,
+                in_w,
+                stride_d,
+                stride_h,
+                stride_w,
+                pad_d,
+                pad_h,
+                pad_w,
+                dilate_d,
+                dilate_h,
+                dilate_w,
+                x_n,
+                x_c,
+                x_d,
+                x_h,
+                x_w,
             )
             shown = inside & (m < m_count)[:, None] & (k < k_count)[None, :]
             x = flip(tl.load(x_group + place, mask=shown, other=zero), X_UNSIGNED)
@@ -119,8 +233,20 @@ def _conv(
         both = k_count * xz * wz.to(sums.dtype)
         sums += both[None, :] - wz.to(sums.dtype)[None, :] * rows.to(sums.dtype)[:, None]
     y = outputs(
-        sums, n, inside_n, w_scale_ptr, w_scale_step, bias_ptr, scale, out_scale_bits, out_zero, low, high,
-        HAS_BIAS, REAL, RELU,
+        sums,
+        n,
+        inside_n,
+        w_scale_ptr,
+        w_scale_step,
+        bias_ptr,
+        scale,
+        out_scale_bits,
+        out_zero,
+        low,
+        high,
+        HAS_BIAS,
+        REAL,
+        RELU,
     )
     places = out_ptr + m[:, None] * out_channels + n[None, :]
     tl.store(places, narrowed(y, out_ptr.dtype.element_ty), mask=(m < m_count)[:, None] & inside_n[None, :])
@@ -128,12 +254,52 @@ def _conv(
 
 @triton.jit(do_not_specialize=["x_scale", "x_zero", "out_scale_bits", "out_zero", "low", "high"])
 def _depthwise(
-    x_ptr, w_ptr, out_ptr, w_scale_ptr, w_scale_step, w_zero_ptr, w_zero_step, bias_ptr, x_scale, x_zero,
-    out_scale_bits, out_zero, low, high, m_count, out_channels, factor, taps, kernel_h, kernel_w,
-    in_d, in_h, in_w, out_d, out_h, out_w, stride_d, stride_h, stride_w, pad_d, pad_h, pad_w,
-    dilate_d, dilate_h, dilate_w, x_n, x_c, x_d, x_h, x_w,
-    ON_DEVICE: tl.constexpr, HAS_BIAS: tl.constexpr, REAL: tl.constexpr, RELU: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    x_ptr,
+    w_ptr,
+    out_ptr,
+    w_scale_ptr,
+    w_scale_step,
+    w_zero_ptr,
+    w_zero_step,
+    bias_ptr,
+    x_scale,
+    x_zero,
+    out_scale_bits,
+    out_zero,
+    low,
+    high,
+    m_count,
+    out_channels,
+    factor,
+    taps,
+    kernel_h,
+    kernel_w,
+    in_d,
+    in_h,
+    in_w,
+    out_d,
+    out_h,
+    out_w,
+    stride_d,
+    stride_h,
+    stride_w,
+    pad_d,
+    pad_h,
+    pad_w,
+    dilate_d,
+    dilate_h,
+    dilate_w,
+    x_n,
+    x_c,
+    x_d,
+    x_h,
+    x_w,
+    ON_DEVICE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    REAL: tl.constexpr,
+    RELU: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
     """A tile of positions and channels; ``factor`` output channels read each input channel."""
     m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -147,7 +313,7 @@ def _depthwise(
     wz = tl.load(w_zero_ptr + n * w_zero_step, mask=inside_n, other=0).to(tl.int32)
     channels = (n // factor).to(tl.int64) * x_c
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
-    for tap in range(0, taps):
+    for tap in range(taps):
         at_w = w * stride_w - pad_w + tap % kernel_w * dilate_w
         at_h = h * stride_h - pad_h + tap // kernel_w % kernel_h * dilate_h
         at_d = d * stride_d - pad_d + tap // kernel_w // kernel_h * dilate_d
@@ -158,8 +324,20 @@ def _depthwise(
         weight = tl.load(w_ptr + n * taps + tap, mask=inside_n, other=0).to(tl.int32) - wz
         sums += tl.where(shown, x - zero, 0) * weight[None, :]
     y = outputs(
-        sums, n, inside_n, w_scale_ptr, w_scale_step, bias_ptr, scale, out_scale_bits, out_zero, low, high,
-        HAS_BIAS, REAL, RELU,
+        sums,
+        n,
+        inside_n,
+        w_scale_ptr,
+        w_scale_step,
+        bias_ptr,
+        scale,
+        out_scale_bits,
+        out_zero,
+        low,
+        high,
+        HAS_BIAS,
+        REAL,
+        RELU,
     )
     places = out_ptr + m[:, None] * out_channels + n[None, :]
     tl.store(places, narrowed(y, out_ptr.dtype.element_ty), mask=(m < m_count)[:, None] & inside_n[None, :])
@@ -234,29 +412,61 @@ def _run(
     out = x.new_empty((batch, *sizes, out_channels), dtype=out_dtype)
     positions = batch * math.prod(sizes)
     sums, weights = _unpacked(weight, packed)
-    ends = {"out_scale": out_scale, "out_zero_point": out_zero_point, "out_min": out_min, "out_max": out_max}
     last = x.movedim(1, -1)
     pointwise = math.prod(weight.shape[2:]) == 1 and not any(padding) and all(s == 1 for s in stride)
     if pointwise and groups == 1 and last.is_contiguous():
         multiply(
-            last.view(positions, channels), weights, sums, x_scale, x_zero_point, weight_scale, weight_zero_point, bias,
-            out.view(positions, out_channels), relu=relu, **ends,
+            last.view(positions, channels),
+            weights,
+            sums,
+            x_scale,
+            x_zero_point,
+            weight_scale,
+            weight_zero_point,
+            bias,
+            out.view(positions, out_channels),
+            relu=relu,
+            out_scale=out_scale,
+            out_zero_point=out_zero_point,
+            out_min=out_min,
+            out_max=out_max,
         )
         return out.movedim(-1, 1)
     missing = 3 - rank
     space: list[Any] = [
-        *([1] * missing), *x.shape[2:], *([1] * missing), *sizes, *([1] * missing), *stride,
-        *([0] * missing), *padding[::2], *([1] * missing), *dilation,
-        x.stride(0), x.stride(1), *([0] * missing), *x.stride()[2:],
+        *([1] * missing),
+        *x.shape[2:],
+        *([1] * missing),
+        *sizes,
+        *([1] * missing),
+        *stride,
+        *([0] * missing),
+        *padding[::2],
+        *([1] * missing),
+        *dilation,
+        x.stride(0),
+        x.stride(1),
+        *([0] * missing),
+        *x.stride()[2:],
     ]
     kernel = [1, 1, 1, *weight.shape[2:]]
     grids = (
-        weight_scale.contiguous(), int(weight_scale.numel() > 1), weight_zero_point.contiguous(),
-        int(weight_zero_point.numel() > 1), x if bias is None else bias.contiguous(), x_scale, x_zero_point,
-        bits(out_scale), out_zero_point, out_min, out_max,
+        weight_scale.contiguous(),
+        int(weight_scale.numel() > 1),
+        weight_zero_point.contiguous(),
+        int(weight_zero_point.numel() > 1),
+        x if bias is None else bias.contiguous(),
+        x_scale,
+        x_zero_point,
+        bits(out_scale),
+        out_zero_point,
+        out_min,
+        out_max,
     )
     last_step = {
-        "ON_DEVICE": isinstance(x_scale, Tensor), "HAS_BIAS": bias is not None, "REAL": out_dtype.is_floating_point,
+        "ON_DEVICE": isinstance(x_scale, Tensor),
+        "HAS_BIAS": bias is not None,
+        "REAL": out_dtype.is_floating_point,
         "RELU": relu,
     }
     depth = weights.shape[1]
@@ -264,16 +474,46 @@ def _run(
         block_n = power_of_two(out_channels, 16, 1024 if INTERPRETED else 64)
         block_m = power_of_two(positions, 16, 256) if INTERPRETED else 32
         launch(
-            _depthwise, (ceil_div(positions, block_m), ceil_div(out_channels, block_n)), x, weights, out, *grids, positions,
-            out_channels, out_channels // groups, depth, *kernel[-2:], *space, BLOCK_M=block_m, BLOCK_N=block_n, **last_step,
+            _depthwise,
+            (ceil_div(positions, block_m), ceil_div(out_channels, block_n)),
+            x,
+            weights,
+            out,
+            *grids,
+            positions,
+            out_channels,
+            out_channels // groups,
+            depth,
+            *kernel[-2:],
+            *space,
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
+            **last_step,
         )
         return out.movedim(-1, 1)
     columns = out_channels // groups
     block_m, block_n, block_k = _tiles(positions, columns, depth)
     launch(
-        _conv, (ceil_div(positions, block_m) * ceil_div(columns, block_n), 1, groups), x, weights, out, sums, *grids,
-        positions, columns, depth, channels, out_channels, *kernel[-2:], *space, X_UNSIGNED=x.dtype == torch.uint8,
-        WIDE=depth > EXACT_DEPTH, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, **last_step,
+        _conv,
+        (ceil_div(positions, block_m) * ceil_div(columns, block_n), 1, groups),
+        x,
+        weights,
+        out,
+        sums,
+        *grids,
+        positions,
+        columns,
+        depth,
+        channels,
+        out_channels,
+        *kernel[-2:],
+        *space,
+        X_UNSIGNED=x.dtype == torch.uint8,
+        WIDE=depth > EXACT_DEPTH,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        **last_step,
     )
     return out.movedim(-1, 1)
 
@@ -298,12 +538,40 @@ def conv(
     packed: Tensor | None,
 ) -> Tensor:
     sizes = _check_conv(
-        x, x_zero_point, weight, weight_scale, weight_zero_point, bias, stride, padding, dilation, groups,
-        out_zero_point, out_min, out_max, out_dtype,
+        x,
+        x_zero_point,
+        weight,
+        weight_scale,
+        weight_zero_point,
+        bias,
+        stride,
+        padding,
+        dilation,
+        groups,
+        out_zero_point,
+        out_min,
+        out_max,
+        out_dtype,
     )
     return _run(
-        x, bits(x_scale), x_zero_point, weight, weight_scale, weight_zero_point, bias, stride, padding, dilation, groups,
-        sizes, packed, out_dtype, out_scale=out_scale, out_zero_point=out_zero_point, out_min=out_min, out_max=out_max,
+        x,
+        bits(x_scale),
+        x_zero_point,
+        weight,
+        weight_scale,
+        weight_zero_point,
+        bias,
+        stride,
+        padding,
+        dilation,
+        groups,
+        sizes,
+        packed,
+        out_dtype,
+        out_scale=out_scale,
+        out_zero_point=out_zero_point,
+        out_min=out_min,
+        out_max=out_max,
     )
 
 
@@ -325,10 +593,35 @@ def conv_dynamic(
         raise RuntimeError(f"dynamic convolution takes a float16, bfloat16, float32 or float64 tensor, got {x.dtype}")
     codes, scale, zero_point = dynamic_codes(x, *reduced_range(quint8, reduce_range))
     sizes = _check_conv(
-        codes, 0, weight, weight_scale, weight_zero_point, bias, stride, padding, dilation, groups,
-        0, 0, 255, torch.uint8,
+        codes,
+        0,
+        weight,
+        weight_scale,
+        weight_zero_point,
+        bias,
+        stride,
+        padding,
+        dilation,
+        groups,
+        0,
+        0,
+        255,
+        torch.uint8,
     )
     return _run(
-        codes, scale, zero_point, weight, weight_scale, weight_zero_point, bias, stride, padding, dilation, groups,
-        sizes, packed, x.dtype, relu=relu,
+        codes,
+        scale,
+        zero_point,
+        weight,
+        weight_scale,
+        weight_zero_point,
+        bias,
+        stride,
+        padding,
+        dilation,
+        groups,
+        sizes,
+        packed,
+        x.dtype,
+        relu=relu,
     )
