@@ -16,6 +16,7 @@ SUITES = {
     "conv": "convolutions of real networks",
     "networks": "whole networks",
     "elementwise": "quantize, dequantize, add, norms, activations",
+    "recurrent": "LSTM and GRU with int8 weights",
     "ddp": "gradient compression over a network of 100 Mbit/s",
     "fake_quantize": "fake quantize and observers, forward and backward",
 }
