@@ -191,13 +191,37 @@ def test_the_mapping_holds_every_pair() -> None:
         nn.Conv1d: qat.Conv1d,
         nn.Conv2d: qat.Conv2d,
         nn.Conv3d: qat.Conv3d,
+        nn.ConvTranspose1d: qat.ConvTranspose1d,
+        nn.ConvTranspose2d: qat.ConvTranspose2d,
+        nn.ConvTranspose3d: qat.ConvTranspose3d,
         nni.LinearReLU: iqat.LinearReLU,
         nni.LinearBn1d: iqat.LinearBn1d,
         **{getattr(nni, f"Conv{kind}{n}d"): getattr(iqat, f"Conv{kind}{n}d") for kind in KINDS for n in (1, 2, 3)},
     }
 
 
-KINDS = ("ReLU", "Bn", "BnReLU")
+KINDS = ("ReLU", "Bn", "BnReLU", "TransposeReLU")
+
+
+@pytest.mark.parametrize("precomputed", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_transposed_convolution_trains_on_the_grids_that_conversion_uses(groups: int, precomputed: bool) -> None:
+    layer = nn.ConvTranspose2d(4, 6, 3, stride=2, groups=groups)
+    model = nn.Sequential(QuantStub(), layer, nn.ReLU(), DeQuantStub()).train()
+    model.qconfig = default_per_channel_qat_qconfig
+    prepared = prepare_qat(model)
+    x = torch.randn(4, 4, 6, 6)
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        prepared(x).square().mean().backward()
+        optimizer.step()
+    prepared.eval().apply(disable_observer)
+    simulated = prepared(x).detach()
+    quantized = convert(prepared, use_precomputed_fake_quant=precomputed)
+    assert type(quantized[1]) is nnq.ConvTranspose2d
+    assert torch.equal(quantized[1].weight_scale, prepared[1].weight_fake_quant.scale)
+    assert float((quantized(x) - simulated).abs().max()) <= quantized[1].scale * 1.001
 
 
 # --- the modules --------------------------------------------------------------------------------------------------
@@ -216,6 +240,28 @@ PLAIN: dict[str, tuple[Any, type[nn.Module], tuple[int, ...]]] = {
     "ConvReLU1d": (lambda: nni.ConvReLU1d(nn.Conv1d(4, 3, 3), nn.ReLU6()), iqat.ConvReLU1d, (2, 4, 6)),
     "ConvReLU2d": (lambda: nni.ConvReLU2d(nn.Conv2d(4, 3, 3), nn.ReLU()), iqat.ConvReLU2d, (2, 4, 6, 6)),
     "ConvReLU3d": (lambda: nni.ConvReLU3d(nn.Conv3d(4, 3, 2), nn.ReLU()), iqat.ConvReLU3d, (2, 4, 3, 4, 5)),
+    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 3, 3, stride=2), qat.ConvTranspose1d, (2, 4, 6)),
+    "ConvTranspose2d": (
+        lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, bias=False),
+        qat.ConvTranspose2d,
+        (2, 4, 5, 6),
+    ),
+    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(4, 3, 2, dilation=2), qat.ConvTranspose3d, (2, 4, 3, 4, 5)),
+    "ConvTransposeReLU1d": (
+        lambda: nni.ConvTransposeReLU1d(nn.ConvTranspose1d(4, 3, 3), nn.ReLU6()),
+        iqat.ConvTransposeReLU1d,
+        (2, 4, 6),
+    ),
+    "ConvTransposeReLU2d": (
+        lambda: nni.ConvTransposeReLU2d(nn.ConvTranspose2d(4, 4, 3, groups=2), nn.ReLU()),
+        iqat.ConvTransposeReLU2d,
+        (2, 4, 6, 6),
+    ),
+    "ConvTransposeReLU3d": (
+        lambda: nni.ConvTransposeReLU3d(nn.ConvTranspose3d(4, 3, 2), nn.ReLU()),
+        iqat.ConvTransposeReLU3d,
+        (2, 4, 3, 4, 5),
+    ),
 }
 WITH_BN: dict[str, tuple[Any, type[nn.Module], tuple[int, ...]]] = {
     "ConvBn1d": (lambda: nni.ConvBn1d(nn.Conv1d(4, 3, 3), nn.BatchNorm1d(3)), iqat.ConvBn1d, (8, 4, 6)),

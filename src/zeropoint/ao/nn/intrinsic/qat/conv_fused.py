@@ -25,6 +25,9 @@ __all__ = [
     "ConvReLU1d",
     "ConvReLU2d",
     "ConvReLU3d",
+    "ConvTransposeReLU1d",
+    "ConvTransposeReLU2d",
+    "ConvTransposeReLU3d",
     "freeze_bn_stats",
     "update_bn_stats",
 ]
@@ -168,3 +171,27 @@ class ConvReLU3d(RectifiedSimulation, qat.Conv3d):
     """A 3d convolution with simulated quantization, followed by a rectifier. Arguments as ``qat.Conv3d``."""
 
     FUSED_CLASS = fused.ConvReLU3d
+
+
+@qat_twin_of(fused.ConvTransposeReLU1d)
+@converts_to(quantized.ConvTransposeReLU1d)
+class ConvTransposeReLU1d(RectifiedSimulation, qat.ConvTranspose1d):
+    """A 1d transposed convolution with simulated quantization, then a rectifier; as ``qat.ConvTranspose1d``."""
+
+    FUSED_CLASS = fused.ConvTransposeReLU1d
+
+
+@qat_twin_of(fused.ConvTransposeReLU2d)
+@converts_to(quantized.ConvTransposeReLU2d)
+class ConvTransposeReLU2d(RectifiedSimulation, qat.ConvTranspose2d):
+    """A 2d transposed convolution with simulated quantization, then a rectifier; as ``qat.ConvTranspose2d``."""
+
+    FUSED_CLASS = fused.ConvTransposeReLU2d
+
+
+@qat_twin_of(fused.ConvTransposeReLU3d)
+@converts_to(quantized.ConvTransposeReLU3d)
+class ConvTransposeReLU3d(RectifiedSimulation, qat.ConvTranspose3d):
+    """A 3d transposed convolution with simulated quantization, then a rectifier; as ``qat.ConvTranspose3d``."""
+
+    FUSED_CLASS = fused.ConvTransposeReLU3d
