@@ -522,14 +522,82 @@ def test_sync_batch_norm_is_kept() -> None:
     assert torch.isfinite(convert(prepared)(x)).all()
 
 
-def test_a_transformer_layer_trains_and_says_what_stays_float() -> None:
+def test_a_transformer_layer_trains() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).train()
     layer.qconfig = default_qat_qconfig
     prepared = prepare_qat(layer)
-    assert type(prepared.linear1) is qat.Linear
+    assert type(prepared.linear1) is type(prepared.self_attn.out_proj) is qat.Linear
+    prepared(torch.randn(2, 3, 8)).sum().backward()
+    assert prepared.self_attn.linear_Q.weight.grad is not None
+    assert type(convert(prepared.eval()).self_attn) is nnq.MultiheadAttention
+
+
+def test_attention_without_a_qconfig_stays_float_and_says_why() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).train()
+    layer.qconfig, layer.self_attn.qconfig = default_qat_qconfig, None
+    layer.self_attn.out_proj.qconfig = default_qat_qconfig
+    prepared = prepare_qat(layer)
+    assert type(prepared.self_attn) is nn.MultiheadAttention
     prepared(torch.randn(2, 3, 8)).sum().backward()
     quantized = convert(prepared.eval())
     assert "reads its weight" in quantized.quantization_summary.skipped["self_attn.out_proj"].reason
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.quant, self.layer, self.dequant = QuantStub(), layer, DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.dequant(self.layer(self.quant(x))[0])
+        return y
+
+
+def test_an_lstm_trains_in_parts() -> None:
+    layer = nn.LSTM(6, 8, bidirectional=True)
+    model = Recurrent(layer).train()
+    model.qconfig = default_per_channel_qat_qconfig
+    calls = []
+    model.layer.register_forward_hook(lambda *_: calls.append(1))
+    prepared = prepare_qat(model, inplace=True)
+    cell = prepared.layer.layers[0].layer_fw.cell
+    assert type(cell.igates) is type(cell.hgates) is qat.Linear
+    assert cell.igates.weight is layer.weight_ih_l0
+    x = torch.randn(3, 4, 6)
+    optimizer = torch.optim.SGD(prepared.parameters(), 2.0)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = (prepared(x) - 0.3).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.9 * losses[0]
+    assert len(calls) == 8
+    prepared.eval().apply(disable_observer)
+    simulated = prepared(x).detach()
+    quantized = convert(prepared)
+    assert type(quantized.layer) is nnq.LSTM
+    assert float((quantized(x) - simulated).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTMCell])
+def test_other_recurrent_layers_stay_float_and_the_summary_says_what_to_do(kind: Any) -> None:
+    model = Recurrent(kind(6, 8)).train()
+    model.qconfig = default_qat_qconfig
+    prepared = prepare_qat(model)
+    prepared(torch.randn(4, 3, 6) if kind is not nn.LSTMCell else torch.randn(3, 6))
+    quantized = convert(prepared.eval())
+    assert type(quantized.layer) is kind
+    assert "DeQuantStub" in quantized.quantization_summary.skipped["layer"].reason
+
+
+def test_an_lstm_with_projections_is_refused_and_unchanged() -> None:
+    model = Recurrent(nn.LSTM(6, 8, proj_size=3)).train()
+    model.qconfig = default_qat_qconfig
+    with pytest.raises(ValueError, match="no projections"):
+        prepare_qat(model)
+    assert type(model.layer) is nn.LSTM
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

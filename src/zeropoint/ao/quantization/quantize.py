@@ -155,7 +155,7 @@ def prepare(
     A module is observed if it has a qconfig, its own or from around it, and its quantized twin needs an output grid.
     Fused modules are observed as one. Modules that keep their input's grid (ReLU, pooling, dropout, reshapes) are not.
     In eval mode ``nn.LSTM`` and ``nn.MultiheadAttention`` are taken apart (``zeropoint.ao.nn.quantizable``), so that
-    what they compute inside is observed; in training mode they stay as they are, in float.
+    what they compute inside is observed; in training mode that is :func:`prepare_qat`'s.
     A module that is used twice has one observer, which sees both uses.
 
     Args:
@@ -473,6 +473,8 @@ class _Swap:
             return "the module around it reads its weight"
         found = twin_of(kind, self.mapping)
         if found is None:
+            if self.kind == "quantized" and isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+                return "no quantized twin: keep it between DeQuantStub and QuantStub, or use quantize_dynamic"
             return f"no {self.kind} twin"
         qconfig = getattr(module, "qconfig", None)
         if qconfig is None:
@@ -643,6 +645,9 @@ def _dynamic_qconfig(dtype: Any) -> QConfig:
 def prepare_qat(model: nn.Module, mapping: Mapping | None = None, inplace: bool = False) -> nn.Module:
     """Swaps modules for twins that simulate quantized weights, and attaches fake quantizers to activations.
 
+    ``nn.LSTM`` and ``nn.MultiheadAttention`` are taken apart, so that their parts train like other layers. Other
+    recurrent layers stay in float.
+
     Args:
         model: in training mode, with qconfigs; fuse it with ``fuse_modules_qat`` before.
         mapping: float class → QAT class, instead of the default one.
@@ -656,12 +661,38 @@ def prepare_qat(model: nn.Module, mapping: Mapping | None = None, inplace: bool 
     """
     if not model.training:
         raise ValueError("prepare_qat takes a model in training mode: call model.train()")
+    default = mapping is None
     mapping = get_default_qat_module_mappings() if mapping is None else mapping
     if not inplace:
         model = clone_model(model)
     propagate_qconfig_(model)
+    if default:
+        model = _in_parts(model, {})
+        propagate_qconfig_(model)
     model = _Swap(mapping, {}, False, "training").apply(model, "")
     return prepare(model, inplace=True)
+
+
+def _in_parts(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
+    """``module`` with the quantizable layer in the place of every layer that has one, and a qconfig."""
+    if id(module) in done:
+        return done[id(module)]
+    done[id(module)] = module
+    layer = _registry.OBSERVED.get(type_before_parametrizations(module))
+    if layer is None or getattr(module, "qconfig", None) is None:
+        for name, child in list(module._modules.items()):
+            if child is not None:
+                module._modules[name] = _in_parts(child, done)
+        return module
+    qconfig = vars(module).pop("qconfig")  # without it, the parts are not observed yet
+    try:
+        twin: nn.Module = layer.from_float(module)  # type: ignore[operator]
+    finally:
+        module.qconfig = qconfig
+    twin.qconfig = qconfig
+    move_hooks([module], twin)
+    done[id(module)] = twin
+    return twin
 
 
 def quantize_qat(
