@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,13 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
+def _number(value: Any, name: str) -> Any:
+    """``value`` if it can be one number."""
+    if value is None or isinstance(value, str):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return value
+
+
 def check_scale(scale: float, name: str = "scale") -> float:
     """``scale`` as a float.
 
@@ -65,7 +73,7 @@ def check_scale(scale: float, name: str = "scale") -> float:
     """
     if torch.compiler.is_compiling() and not isinstance(scale, Tensor):
         return scale  # a module's grid, checked when it was set; it may be a symbol here
-    value = float(scale)
+    value = float(_number(scale, name))
     if not (math.isfinite(value) and value > 0.0):
         raise ValueError(f"{name} must be finite and above 0, got {value}")
     if value < _SMALLEST_SCALE or value > torch.finfo(torch.float32).max:
@@ -81,7 +89,7 @@ def check_zero_point(zero_point: int, quant_min: int, quant_max: int, name: str 
     """
     if torch.compiler.is_compiling() and not isinstance(zero_point, Tensor):
         return zero_point
-    value = int(zero_point)
+    value = int(_number(zero_point, name))
     if value != zero_point:
         raise ValueError(f"{name} must be a whole number, got {zero_point}")
     if not quant_min <= value <= quant_max:

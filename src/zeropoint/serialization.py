@@ -27,12 +27,16 @@ _HOMES: Final = ("zeropoint.", "torch.nn.modules.")
 _PARTS: Final = (
     "zeropoint.ao.quantization.observers.base._PartialWrapper",
     "zeropoint.ao.quantization.qconfig.QConfig",
+    "zeropoint.ao.quantization._checks.refuse_codes_in_float",
+    "zeropoint.ao.quantization.quantize._begin_pass",
+    "zeropoint.ao.quantization.quantize._end_pass",
+    "zeropoint.ao.quantization.quantize._note_dtype",
     "zeropoint.ao.quantization.quantize._observe_input",
     "zeropoint.ao.quantization.quantize._observe_output",
     "zeropoint.ao.quantization.summary.ModuleRecord",
     "zeropoint.ao.quantization.summary.QuantizationSummary",
 )
-"""What a model holds besides modules: qconfigs, hooks that call observers, the summary of a conversion."""
+"""What a model holds besides modules: qconfigs, hooks, the summary of a conversion."""
 
 
 @contextmanager

@@ -98,12 +98,14 @@ class QTensor(Tensor):
         """
         if isinstance(codes, QTensor):
             raise TypeError("codes must be a plain integer tensor, got a QTensor: pass codes.int_repr()")
+        if not isinstance(codes, Tensor):
+            raise TypeError(f"codes must be an int8, uint8 or int32 tensor, got {type(codes).__name__}")
         qdtype = as_qdtype(codes.dtype)
         if axis is None:
             if isinstance(scale, Tensor) and scale.numel() != 1:
                 raise ValueError(f"a scale of shape {tuple(scale.shape)} needs an axis")
-            step = grid.check_scale(float(scale))
-            zero = grid.check_zero_point(int(zero_point), qdtype.qmin, qdtype.qmax)
+            step = grid.check_scale(scale)  # type: ignore[arg-type]
+            zero = grid.check_zero_point(zero_point, qdtype.qmin, qdtype.qmax)  # type: ignore[arg-type]
             return make_qtensor(codes, qdtype, step, zero)
         scales, zero_points, axis = check_channel_grid(codes, scale, zero_point, axis, qdtype)
         return make_qtensor(codes, qdtype, scales, zero_points, axis)
@@ -326,6 +328,7 @@ _CURES = {
     "add": "use FloatFunctional().add in the model, or dequantize() first",
     "mul": "use FloatFunctional().mul in the model, or dequantize() first",
     "cat": "use FloatFunctional().cat in the model, or dequantize() first",
+    "storage": "call untyped_storage(), or codes() for the integers and their storage",
 }
 
 
@@ -377,7 +380,7 @@ _METADATA_ATTRIBUTES = (
 )
 _METADATA_METHODS = (
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "storage_offset", "data_ptr"),
-    *("untyped_storage", "storage", "_typed_storage", "element_size", "get_device", "is_shared", "is_pinned"),
+    *("untyped_storage", "element_size", "get_device", "is_shared", "is_pinned"),
     *("__len__", "is_inference", "_is_view", "_is_zerotensor", "is_neg", "is_conj", "dim_order", "is_set_to"),
     *("is_same_size", "requires_grad_", "_has_symbolic_sizes_strides", "has_names", "is_signed", "is_coalesced"),
 )

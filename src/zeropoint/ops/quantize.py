@@ -278,6 +278,8 @@ def dequantize(x: Any, dtype: torch.dtype = torch.float32) -> Any:
     if isinstance(x, (list, tuple)):
         return tuple(dequantize(one, dtype) for one in x)
     if not isinstance(x, QTensor):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"dequantize takes a tensor or a list of them, got {type(x).__name__}")
         return x.to(dtype)
     if x.axis is None:
         return torch.ops.zeropoint.dequantize_per_tensor.default(x._codes, x.scale, x.zero_point, dtype)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from zeropoint.ao.quantization.fuser_method_mappings import get_fuser_method
-from zeropoint.ao.quantization.utils import clone_model, get_module, move_hooks, set_module
+from zeropoint.ao.quantization.utils import clone_model, get_module, makes_normal_tensors, move_hooks, set_module
 
 __all__ = ["fuse_known_modules", "fuse_modules", "fuse_modules_qat"]
 
@@ -39,6 +39,7 @@ def fuse_known_modules(
     return [fused, *(nn.Identity().train(mod_list[0].training) for _ in mod_list[1:])]
 
 
+@makes_normal_tensors
 def _fuse(
     model: nn.Module,
     modules_to_fuse: Names,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils.parametrize import type_before_parametrizations
 
@@ -22,6 +22,7 @@ from zeropoint.ao.nn.quantized import FloatFunctional
 from zeropoint.ao.nn.quantized._base import QuantizedModule
 from zeropoint.ao.nn.quantized._from_float import has_seen
 from zeropoint.ao.nn.quantized.composed import ComposedModule
+from zeropoint.ao.quantization._checks import check_names, refuse_codes_in_float, refuse_torch_ao
 from zeropoint.ao.quantization.fake_quantize import FakeQuantizeBase
 from zeropoint.ao.quantization.observer import ObservingModule
 from zeropoint.ao.quantization.qconfig import QConfig, per_channel_dynamic_qconfig
@@ -45,6 +46,7 @@ from zeropoint.ao.quantization.utils import (
     computes_like,
     get_unique_devices_,
     is_internal_hook,
+    makes_normal_tensors,
     move_hooks,
 )
 
@@ -91,12 +93,22 @@ def propagate_qconfig_(
     _propagate(module, "", None, _lookup(qconfig_dict), opaque_names, opaque_classes)
 
 
+def _named_modules(spec: QConfigDict | QConfigMapping | None) -> list[str]:
+    """The module paths that a spec names."""
+    if isinstance(spec, dict) and set(spec) & _MAPPING_KEYS:
+        spec = QConfigMapping.from_dict(spec)
+    if isinstance(spec, QConfigMapping):
+        return list(spec.module_name_qconfigs)
+    return [key for key in spec or () if isinstance(key, str)]
+
+
+_MAPPING_KEYS = {"", "object_type", "module_name", "module_name_regex"}
 Lookup = Callable[[str, nn.Module, Any], Any]
 
 
 def _lookup(spec: QConfigDict | QConfigMapping | None) -> Lookup:
     """A function that finds the qconfig of ``(name, module, qconfig of the parent)``."""
-    if isinstance(spec, dict) and set(spec) & {"", "object_type", "module_name", "module_name_regex"}:
+    if isinstance(spec, dict) and set(spec) & _MAPPING_KEYS:
         spec = QConfigMapping.from_dict(spec)
     if isinstance(spec, QConfigMapping):
         mapping = spec
@@ -141,6 +153,7 @@ def _join(prefix: str, name: str) -> str:
 # --- prepare ------------------------------------------------------------------------------------------------------
 
 
+@makes_normal_tensors
 def prepare(
     model: nn.Module,
     inplace: bool = False,
@@ -171,7 +184,7 @@ def prepare(
         The prepared model: run calibration data through it, then call :func:`convert`.
 
     Raises:
-        TypeError: a qconfig that is none.
+        TypeError: a qconfig that is none, or a stub of ``torch.ao``. ValueError: a name that no module has.
 
     Example:
         >>> import torch
@@ -183,6 +196,8 @@ def prepare(
         >>> convert(prepared)(torch.ones(1, 4)).dtype
         zeropoint.quint8
     """
+    refuse_torch_ao(model)
+    check_names(model, _named_modules(qconfig_mapping), "qconfig_mapping")
     if not inplace:
         model = clone_model(model)
     custom = prepare_custom_config_dict or {}
@@ -191,7 +206,7 @@ def prepare(
         warnings.warn(
             "no module has a qconfig, so nothing is observed: set model.qconfig or pass qconfig_mapping",
             UserWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     rules = _ObservationRules(
         None if allow_list is None else tuple(allow_list),
@@ -240,6 +255,8 @@ class _ObservationRules:
         if self._is_unit(module, kind):
             if wanted and self._is_observed(module, kind):
                 attach_observer(module, name)
+            elif wanted and isinstance(module, DeQuantStub):
+                module.register_forward_hook(_note_dtype, prepend=True)
             return module
         for child_name, child in list(module.named_children()):
             replacement = self.apply(child, _join(name, child_name), seen)
@@ -299,6 +316,12 @@ def _observe_input(module: nn.Module, args: Any) -> Any:
     return (module.activation_post_process(args[0]), *args[1:])  # type: ignore[operator]
 
 
+def _note_dtype(module: nn.Module, args: Any, output: Any) -> None:
+    """What leaves the quantized part is to have the dtype that it has in the float model. Autocast is a guest there."""
+    if isinstance(output, Tensor) and output.is_floating_point() and not torch.is_autocast_enabled(output.device.type):
+        module.dtype = output.dtype  # type: ignore[assignment]
+
+
 def _begin_pass(module: nn.Module, args: Any) -> None:
     for part in module.modules():
         if isinstance(part, FloatFunctional):
@@ -311,7 +334,7 @@ def _end_pass(module: nn.Module, args: Any, output: Any) -> None:
             part.uses_in_pass = None
 
 
-_HOOKS: tuple[Any, ...] = (_observe_output, _observe_input, _begin_pass, _end_pass)
+_HOOKS: tuple[Any, ...] = (_observe_output, _observe_input, _note_dtype, _begin_pass, _end_pass)
 for _hook in _HOOKS:
     _hook._observes = True
 
@@ -332,6 +355,7 @@ def add_quant_dequant(module: nn.Module) -> nn.Module:
 # --- convert ------------------------------------------------------------------------------------------------------
 
 
+@makes_normal_tensors
 def convert(
     module: nn.Module,
     mapping: Mapping | None = None,
@@ -365,19 +389,17 @@ def convert(
 
     Raises:
         RuntimeError: a module was not prepared; with ``strict``, one saw no data. ValueError: ``is_reference``.
+        TypeError: a stub of ``torch.ao`` is in the model.
     """
     if is_reference:
         raise ValueError("is_reference=True is not offered: quantized modules compute on integers here")
     mapping = get_default_static_quant_module_mappings() if mapping is None else mapping
-    uncalibrated = _uncalibrated(module, mapping)
-    if uncalibrated:
-        text = (
-            f"these modules saw no data in calibration, so their output grid is the default scale 1.0 and zero point "
-            f"0: {', '.join(uncalibrated)}. Run data that reaches them through the prepared model"
-        )
+    refuse_torch_ao(module)
+    text = _uncalibrated(module)
+    if text:
         if strict:
             raise RuntimeError(text)
-        warnings.warn(text, UserWarning, stacklevel=2)
+        warnings.warn(text, UserWarning, stacklevel=3)
     if not inplace:
         module = clone_model(module)
     custom = (convert_custom_config_dict or {}).get("observed_to_quantized_custom_module_class", {})
@@ -387,20 +409,37 @@ def convert(
         module = swap.apply(module, "")
     if remove_qconfig:
         _remove_traces(module)
+    for name, part in module.named_modules():
+        if isinstance(part, (nn.RNNBase, nn.RNNCellBase)) and not isinstance(part, QuantizedModule):
+            part.module_path = name
+            if refuse_codes_in_float not in part._forward_pre_hooks.values():
+                part.register_forward_pre_hook(refuse_codes_in_float, with_kwargs=True)
     module.quantization_summary = swap.summary  # type: ignore[assignment]
     return module
 
 
-def _uncalibrated(model: nn.Module, mapping: Mapping) -> list[str]:
-    """The names of modules whose observer is needed and saw nothing."""
-    names = []
+def _uncalibrated(model: nn.Module) -> str:
+    """Says which modules' observers are needed and saw nothing; empty if there is none."""
+    blind, observed = [], 0
     for name, module in model.named_modules():
         observer = getattr(module, "activation_post_process", None)
         if observer is None or isinstance(module, ObservingModule) or getattr(module, "qconfig", None) is None:
             continue
+        observed += 1
         if not has_seen(observer):
-            names.append(repr(name) if name else "the model itself")
-    return names
+            blind.append(repr(name) if name else "the model itself")
+    if not blind:
+        return ""
+    if len(blind) == observed:
+        return (
+            f"the model saw no data in calibration: its {observed} output grids are the default scale 1.0 and zero "
+            "point 0. That is fine if load_state_dict() comes next; if not, run data through the prepared model first"
+        )
+    names = ", ".join(blind[:10]) + (f" and {len(blind) - 10} more" if len(blind) > 10 else "")
+    return (
+        f"these modules saw no data in calibration, so their output grid is the default scale 1.0 and zero point 0: "
+        f"{names}. Run data that reaches them through the prepared model"
+    )
 
 
 class _Swap:
@@ -479,6 +518,8 @@ class _Swap:
         qconfig = getattr(module, "qconfig", None)
         if qconfig is None:
             return "no qconfig"
+        if any(parameter.numel() == 0 for parameter in module.parameters()):
+            return "has an empty weight"
         base, twin = found
         named = kind in self.explicit or name in self.explicit
         if not named and kind is not base and not computes_like(module, base):
@@ -586,6 +627,7 @@ def quantize(
     return convert(model, mapping, inplace=True)
 
 
+@makes_normal_tensors
 def quantize_dynamic(
     model: nn.Module,
     qconfig_spec: Any = None,
@@ -611,7 +653,7 @@ def quantize_dynamic(
         The quantized model; its ``quantization_summary`` tells what was swapped, what was not, and why.
 
     Raises:
-        ValueError: another dtype. TypeError: a spec of another kind.
+        ValueError: another dtype, or a name that no module has. TypeError: a spec of another kind.
     """
     if qconfig_spec is None and mapping is None:
         qconfig_spec = default_dynamic_kinds()
@@ -623,6 +665,7 @@ def quantize_dynamic(
         qconfig_spec = dict.fromkeys(qconfig_spec, default)
     elif not isinstance(qconfig_spec, (dict, QConfigMapping)):
         raise TypeError(f"qconfig_spec must be a set, a dict or a QConfigMapping, got {type(qconfig_spec).__name__}")
+    check_names(model, _named_modules(qconfig_spec), "qconfig_spec")
     if not inplace:
         model = clone_model(model)
     model.eval()
@@ -642,6 +685,7 @@ def _dynamic_qconfig(dtype: Any) -> QConfig:
     raise ValueError(f"quantize_dynamic takes dtype=qint8, got {dtype}")
 
 
+@makes_normal_tensors
 def prepare_qat(model: nn.Module, mapping: Mapping | None = None, inplace: bool = False) -> nn.Module:
     """Swaps modules for twins that simulate quantized weights, and attaches fake quantizers to activations.
 
@@ -657,10 +701,11 @@ def prepare_qat(model: nn.Module, mapping: Mapping | None = None, inplace: bool 
         The model to train: make the optimizer from *its* parameters. Then call :func:`convert` on it in eval mode.
 
     Raises:
-        ValueError: a model in eval mode.
+        ValueError: a model in eval mode. TypeError: a stub of ``torch.ao`` is in the model.
     """
     if not model.training:
         raise ValueError("prepare_qat takes a model in training mode: call model.train()")
+    refuse_torch_ao(model)
     default = mapping is None
     mapping = get_default_qat_module_mappings() if mapping is None else mapping
     if not inplace:

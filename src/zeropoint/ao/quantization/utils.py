@@ -6,8 +6,9 @@ May import: ``ao.nn``.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ __all__ = [
     "get_module",
     "get_unique_devices_",
     "is_internal_hook",
+    "makes_normal_tensors",
     "move_hooks",
     "set_module",
 ]
@@ -58,6 +60,22 @@ def clone_model(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     return copy.deepcopy(model, memo)
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def makes_normal_tensors(function: _F) -> _F:
+    """The function outside of ``torch.inference_mode``: what it puts into a model can be loaded into and trained."""
+
+    @functools.wraps(function)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return cast(_F, outside)
 
 
 # --- hooks --------------------------------------------------------------------------------------------------------

@@ -295,6 +295,10 @@ class WeightedModule(QuantizedModule):
     _packed_seen: tuple[Tensor, int] | None = None
 
     def _init_weight(self, shape: tuple[int, ...], bias: bool, device: Any = None) -> None:
+        if not all(isinstance(size, int) for size in shape):
+            raise TypeError(f"the sizes of {type(self).__name__} must be whole numbers, got weights of shape {shape}")
+        if min(shape) < 1:
+            raise ValueError(f"{type(self).__name__} needs sizes of at least 1, got weights of shape {shape}")
         self._buffers["weight"] = torch.zeros(shape, dtype=torch.int8, device=device)
         self._buffers["weight_scale"] = torch.ones((), device=device)
         self._buffers["weight_zero_point"] = torch.zeros((), dtype=torch.int32, device=device)

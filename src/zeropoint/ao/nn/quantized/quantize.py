@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zeropoint.ao.nn.quantized._base import GridModule, QuantizedModule
 from zeropoint.ao.nn.quantized._from_float import output_grid
 from zeropoint.dtypes import QDtype, as_qdtype
+from zeropoint.ops.quantize import dequantize
 from zeropoint.tensor import QTensor, make_qtensor
 
 __all__ = ["DeQuantize", "Quantize"]
@@ -52,8 +53,9 @@ class Quantize(GridModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """A quantized tensor of ``x``'s shape and memory format. Raises TypeError unless ``x`` is a float tensor."""
-        if isinstance(x, QTensor) or not x.is_floating_point():
-            raise TypeError(f"{type(self).__name__} takes a float tensor, got {x.dtype}: is there a second QuantStub?")
+        if isinstance(x, QTensor) or not isinstance(x, Tensor) or not x.is_floating_point():
+            seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{type(self).__name__} takes a float tensor, got {seen}: is there a second QuantStub?")
         scale, zero_point, low, high, qdtype = self._output_grid(self.dtype)
         codes = torch.ops.zeropoint.quantize_per_tensor.default(x, scale, zero_point, low, high, qdtype.storage)
         return make_qtensor(codes, qdtype, scale, zero_point)
@@ -68,16 +70,31 @@ class Quantize(GridModule):
 
 
 class DeQuantize(QuantizedModule):
-    """Dequantizes a tensor on its own grid, to float32. A float tensor passes through."""
+    """Dequantizes a tensor on its own grid. A float tensor passes through.
+
+    Attributes:
+        dtype: of the result: float32, or what passed through the stub in calibration.
+    """
+
+    dtype: torch.dtype = torch.float32
 
     def _get_name(self) -> str:
         return "DeQuantize"
 
     def forward(self, x: Tensor) -> Tensor:
-        """A float32 tensor of ``x``'s shape."""
-        return x.dequantize() if isinstance(x, QTensor) else x
+        """A float tensor of ``x``'s shape. Raises TypeError unless ``x`` is a tensor."""
+        if isinstance(x, QTensor):
+            return dequantize(x, self.dtype)
+        if not isinstance(x, Tensor):
+            raise TypeError(f"DeQuantize takes one tensor, got {type(x).__name__}: dequantize the parts one by one")
+        return x
+
+    def extra_repr(self) -> str:
+        return "" if self.dtype == torch.float32 else f"dtype={self.dtype}"
 
     @classmethod
     def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> DeQuantize:
-        """The twin of a DeQuantStub; it needs no calibration."""
-        return cls()
+        """The twin of a DeQuantStub, with the dtype that passed through it in calibration."""
+        twin = cls()
+        twin.dtype = getattr(mod, "dtype", torch.float32)
+        return twin
