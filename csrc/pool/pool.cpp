@@ -1,39 +1,79 @@
-// Spans, the walk over output positions, and the kernels of 32-bit codes. Explained in pool.h.
+// Spans, the walk over output lines, and what is done code by code. Explained in pool.h.
 #include "pool/pool.h"
 
 #include <algorithm>
 
+#include "gemm/kernel.h"
+
 namespace zeropoint::pool {
 namespace {
 
-// 32-bit codes are rare here, and sums of them need 64 bits.
-template <class F>
-void each_position(const int32_t* image, const Position& p, F&& f) {
-  const Span &d = p.span[0], &h = p.span[1], &w = p.span[2];
+int64_t lines_of(const Windows& w) { return static_cast<int64_t>(w.spans[0].size() * w.spans[1].size()); }
+
+int64_t most(const std::vector<Span>& spans) {
+  int64_t count = 0;
+  for (const Span& span : spans) count = std::max(count, span.count);
+  return count;
+}
+
+// Calls f(image, spans of depth and height, number of the line) for ranges of output lines.
+template <class T, class F>
+void each_line(const Windows& w, const T* x, const Parallel& parallel, F&& f) {
+  const int64_t height = static_cast<int64_t>(w.spans[1].size()), lines = lines_of(w);
+  const int64_t image = w.in[0] * w.in[1] * w.in[2] * w.channels;
+  const int64_t work = w.channels * w.in[2] * most(w.spans[0]) * most(w.spans[1]);
+  const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 16) / std::max<int64_t>(1, work));
+  parallel.for_range(0, w.batch * lines, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      f(x + i / lines * image, w.spans[0][static_cast<size_t>(i % lines / height)],
+        w.spans[1][static_cast<size_t>(i % lines % height)], i);
+  });
+}
+
+// Calls f(line, number of the line) for every output line of 8-bit codes.
+template <class T, class F>
+void each_packed_line(const Windows& w, const T* x, const Parallel& parallel, F&& f) {
+  const std::vector<Span>& spans = w.spans[2];
+  int64_t first = w.in[2], last = -1;
+  for (const Span& span : spans)
+    if (span.count > 0) first = std::min(first, span.first), last = std::max(last, span.first + (span.count - 1) * span.step);
+  const int64_t begin = std::min(first, last + 1), row = w.in[2] * w.channels, most_rows = most(w.spans[0]) * most(w.spans[1]);
+  each_line(w, x, parallel, [&](const T* image, const Span& d, const Span& h, int64_t i) {
+    auto* rows = static_cast<const uint8_t**>(
+        gemm::thread_scratch(gemm::Scratch::rows, static_cast<size_t>(most_rows) * sizeof(const uint8_t*)));
+    int64_t count = 0;
+    for (int64_t a = 0; a < d.count; ++a)
+      for (int64_t b = 0; b < h.count; ++b)
+        rows[count++] = reinterpret_cast<const uint8_t*>(
+            image + ((d.first + a * d.step) * w.in[1] + h.first + b * h.step) * row + begin * w.channels);
+    void* buffer = gemm::thread_scratch(gemm::Scratch::tile,
+                                        static_cast<size_t>((last + 1 - begin) * w.channels) * sizeof(uint16_t));
+    f(Line{rows, count, d.length * h.length, spans.data(), static_cast<int64_t>(spans.size()), begin, last + 1,
+           w.channels, buffer},
+      i);
+  });
+}
+
+// Calls f(first channel of the window's first position, output position, its divisor, ...) position by position.
+template <class T, class F>
+void each_position(const Windows& w, const T* x, const Parallel& parallel, F&& f) {
+  const int64_t outputs = static_cast<int64_t>(w.spans[2].size());
+  each_line(w, x, parallel, [&](const T* image, const Span& d, const Span& h, int64_t i) {
+    for (int64_t o = 0; o < outputs; ++o)
+      f(image, d, h, w.spans[2][static_cast<size_t>(o)], (i * outputs + o) * w.channels);
+  });
+}
+
+// Calls f(code) for every code of channel c that a window sees.
+template <class T, class F>
+void each_code(const Windows& w, const T* image, const Span& d, const Span& h, const Span& s, int64_t c, F&& f) {
   for (int64_t i = 0; i < d.count; ++i)
     for (int64_t j = 0; j < h.count; ++j)
-      for (int64_t k = 0; k < w.count; ++k)
-        f(image[(d.first + i * d.step) * p.stride[0] + (h.first + j * h.step) * p.stride[1] +
-                (w.first + k * w.step) * p.stride[2]]);
+      for (int64_t k = 0; k < s.count; ++k)
+        f(image[(((d.first + i * d.step) * w.in[1] + h.first + j * h.step) * w.in[2] + s.first + k * s.step) *
+                    w.channels +
+                c]);
 }
-
-void max_wide(const int32_t* image, const Position& p, int32_t* out) {
-  for (int64_t c = 0; c < p.channels; ++c) {
-    int32_t best = std::numeric_limits<int32_t>::min();
-    each_position(image + c, p, [&](int32_t code) { best = std::max(best, code); });
-    out[c] = best;
-  }
-}
-
-void average_wide(const int32_t* image, const Position& p, int32_t zero_point, double divisor, int32_t* out) {
-  for (int64_t c = 0; c < p.channels; ++c) {
-    int64_t sum = 0;
-    each_position(image + c, p, [&](int32_t code) { sum += int64_t{code} - zero_point; });
-    out[c] = mean_code<int32_t>(static_cast<double>(sum), divisor, zero_point);
-  }
-}
-
-Kernels<int32_t> kernels_of(Isa, int32_t) { return {max_wide, average_wide}; }
 
 template <class T>
 Kernels<T> kernels_of(Isa isa, T type) {
@@ -42,32 +82,6 @@ Kernels<T> kernels_of(Isa isa, T type) {
 #endif
   (void)isa;
   return kernels_portable(type);
-}
-
-// Calls f(image, position, number of the output position) for every output position.
-template <class T, class F>
-void each_output(const Windows& w, const T* x, const Parallel& parallel, F&& f) {
-  const int64_t out_h = static_cast<int64_t>(w.spans[1].size()), out_w = static_cast<int64_t>(w.spans[2].size());
-  const int64_t positions = w.out_positions();
-  const int64_t in_positions = w.in[0] * w.in[1] * w.in[2];
-  if (w.batch * positions == 0) return;
-  const int64_t work = std::max<int64_t>(
-      1, w.channels * w.spans[0][0].count * w.spans[1][0].count * std::max<int64_t>(1, w.spans[2][0].count));
-  const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 16) / work);
-  parallel.for_range(0, w.batch * positions, grain, [&](int64_t begin, int64_t end) {
-    Position p;
-    p.channels = w.channels;
-    p.stride[2] = w.channels;
-    p.stride[1] = w.in[2] * p.stride[2];
-    p.stride[0] = w.in[1] * p.stride[1];
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t at = i % positions;
-      p.span[0] = w.spans[0][static_cast<size_t>(at / out_w / out_h)];
-      p.span[1] = w.spans[1][static_cast<size_t>(at / out_w % out_h)];
-      p.span[2] = w.spans[2][static_cast<size_t>(at % out_w)];
-      f(x + i / positions * in_positions * w.channels, p, i);
-    }
-  });
 }
 
 }  // namespace
@@ -100,22 +114,45 @@ std::vector<Span> adaptive_spans(int64_t in, int64_t out) {
 }
 
 template <class T>
-void max(Isa isa, const Windows& windows, const T* x, T* out, const Parallel& parallel) {
-  const Kernels<T> kernels = kernels_of(isa, T{});
-  each_output(windows, x, parallel, [&](const T* image, const Position& position, int64_t i) {
-    kernels.max(image, position, out + i * windows.channels);
-  });
+void max(Isa isa, const Windows& w, const T* x, T* out, const Parallel& parallel) {
+  if constexpr (sizeof(T) == 1) {
+    const Kernels<T> kernels = kernels_of(isa, T{});
+    const int64_t step = static_cast<int64_t>(w.spans[2].size()) * w.channels;
+    each_packed_line(w, x, parallel, [&](const Line& line, int64_t i) { kernels.max(line, out + i * step); });
+  } else {
+    each_position(w, x, parallel, [&](const T* image, const Span& d, const Span& h, const Span& s, int64_t at) {
+      for (int64_t c = 0; c < w.channels; ++c) {
+        T best = std::numeric_limits<T>::min();
+        each_code(w, image, d, h, s, c, [&](T code) { best = std::max(best, code); });
+        out[at + c] = best;
+      }
+    });
+  }
 }
 
 template <class T>
-void average(Isa isa, const Windows& windows, const T* x, int32_t zero_point, int64_t divisor, T* out,
+void average(Isa isa, const Windows& w, const T* x, int32_t zero_point, int64_t divisor, T* out,
              const Parallel& parallel) {
-  const Kernels<T> kernels = kernels_of(isa, T{});
-  each_output(windows, x, parallel, [&](const T* image, const Position& position, int64_t i) {
-    int64_t lengths = 1;
-    for (const Span& span : position.span) lengths *= span.length;
-    kernels.average(image, position, zero_point, static_cast<double>(divisor != 0 ? divisor : lengths),
-                    out + i * windows.channels);
+  if constexpr (sizeof(T) == 1) {
+    const int64_t taps = most(w.spans[0]) * most(w.spans[1]) * most(w.spans[2]);
+    if (taps <= kMostTapsWide) {
+      const Kernels<T> kernels = kernels_of(isa, T{});
+      // Wide windows hardly overlap: nothing is gained by adding lines up before.
+      const bool slides = taps <= kMostTaps && most(w.spans[2]) <= 8;
+      const auto average_line = slides ? kernels.average : kernels.average_wide;
+      const int64_t step = static_cast<int64_t>(w.spans[2].size()) * w.channels;
+      return each_packed_line(w, x, parallel, [&](const Line& line, int64_t i) {
+        average_line(line, zero_point, divisor, out + i * step);
+      });
+    }
+  }
+  each_position(w, x, parallel, [&](const T* image, const Span& d, const Span& h, const Span& s, int64_t at) {
+    const auto by = static_cast<double>(divisor != 0 ? divisor : d.length * h.length * s.length);
+    for (int64_t c = 0; c < w.channels; ++c) {
+      int64_t sum = 0;
+      each_code(w, image, d, h, s, c, [&](T code) { sum += int64_t{code} - zero_point; });
+      out[at + c] = mean_code<T>(static_cast<double>(sum), by, zero_point);
+    }
   });
 }
 

@@ -2,7 +2,8 @@
 //
 // Everything works on channels-last codes, (batch, depth, height, width, channels), and is vectorized over channels.
 // What a window covers is worked out once for every output coordinate of each dimension (`Span`), so max, average,
-// adaptive average and mean differ only in how spans are made.
+// adaptive average and mean differ only in how spans are made. Codes of 8 bits are done line by line (`Line`); 32-bit
+// codes, and averages of more than kMostTapsWide, position by position.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -52,17 +53,27 @@ void average(Isa isa, const Windows& windows, const T* x, int32_t zero_point, in
 template <class T>
 void row_means(const T* x, int64_t rows, int64_t count, int32_t zero_point, T* out, const Parallel& parallel);
 
-// One output position, all channels. Private to csrc/pool.
-struct Position {
-  Span span[3];
-  int64_t stride[3];  // elements from one input position to the next
+// One line of output positions of 8-bit codes: all of the last dimension. Private to csrc/pool.
+struct Line {
+  const uint8_t* const* rows;  // the input lines under it, from input position `begin` on
+  int64_t count;               // of them
+  int64_t length;              // what the other dimensions contribute to the divisor of an average
+  const Span* spans;           // of the last dimension, one an output position
+  int64_t outputs;
+  int64_t begin, end;  // input positions that they see
   int64_t channels;
+  void* buffer;  // room for end - begin positions of 16-bit words
 };
 template <class T>
 struct Kernels {
-  void (*max)(const T* image, const Position& position, T* out);
-  void (*average)(const T* image, const Position& position, int32_t zero_point, double divisor, T* out);
+  void (*max)(const Line& line, T* out);
+  // Lines become one before windows slide along it, or every window is summed by itself; for windows of at most kMostTaps
+  // or kMostTapsWide positions. Divisor 0: the product of the lengths.
+  void (*average)(const Line& line, int32_t zero_point, int64_t divisor, T* out);
+  void (*average_wide)(const Line& line, int32_t zero_point, int64_t divisor, T* out);
 };
+constexpr int64_t kMostTaps = 257;                  // 257 * 255 < 2**16
+constexpr int64_t kMostTapsWide = int64_t{1} << 24;  // 2**24 * 255 < 2**32
 Kernels<uint8_t> kernels_portable(uint8_t);
 Kernels<int8_t> kernels_portable(int8_t);
 Kernels<uint8_t> kernels_avx2(uint8_t);
