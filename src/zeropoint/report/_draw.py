@@ -27,7 +27,7 @@ def bars(values: Sequence[float], labels: Sequence[str], unit: str) -> str:
     rows = []
     for value, label in zip(values, labels, strict=True):
         share = max(0.0, value) / top if math.isfinite(value) else float(value > 0)
-        text = f"{value:.1f} {unit}" if math.isfinite(value) else "exact" if value > 0 else "no signal"
+        text = f"{value:.1f} {unit}".rstrip() if math.isfinite(value) else "exact" if value > 0 else "no signal"
         rows.append(
             f'<div class="bar"><span>{escape(label) or "(root)"}</span><span>{escape(text)}</span>'
             f'<i style="width:{share * 100:.1f}%"></i></div>'

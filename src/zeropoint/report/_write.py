@@ -196,12 +196,32 @@ def _page(report: Report) -> str:
         sensitivity=None
         if report.sensitivity is None
         else [(s.name, s.kind, _number(s.alone, 2), _number(s.without, 2)) for s in report.sensitivity],
+        sensitivity_bars=_sensitivity_bars(report.sensitivity),
         number=_number,
         share=_share,
     )
     return text
 
 
+def _sensitivity_bars(found: Sensitivity | None) -> list[tuple[str, str]]:
+    """Caption and bars; none for a metric of the user's own that goes below zero."""
+    if found is None or not all(layer.alone >= 0 and math.isfinite(layer.alone) for layer in found):
+        return []
+    worst = list(found)[:WORST]
+    gains = sorted(found, key=lambda layer: -layer.without)[:WORST]
+    return [
+        (
+            "It alone quantized: a short bar is a layer that hurts by itself",
+            _draw.bars([layer.alone for layer in worst], [layer.name for layer in worst], ""),
+        ),
+        (
+            "It alone in float: what leaving it in float would bring",
+            _draw.bars([layer.without - found.everything for layer in gains], [layer.name for layer in gains], "more"),
+        ),
+    ]
+
+
 def _bars(layers: list[LayerReport], part: str) -> str:
-    shown = layers[:WORST]
+    lossy = [layer for layer in layers if math.isfinite(getattr(layer, part).sqnr)]
+    shown = (lossy or layers)[:WORST]
     return _draw.bars([getattr(layer, part).sqnr for layer in shown], [layer.name for layer in shown], "dB")
