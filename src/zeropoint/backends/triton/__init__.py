@@ -30,7 +30,7 @@ _FAMILIES = {
         "quantize_per_tensor", "quantize_per_channel", "dequantize_per_tensor", "dequantize_per_channel", "requantize",
         "dynamic_range", "dynamic_qparams",
     ),
-    "arithmetic": ("activation", "add", "div", "lookup", "mul", "prelu"),
+    "arithmetic": ("add", "div", "lookup", "mul", "prelu"),
     "distributed": ("block_pack", "block_sum", "block_unpack", "row_quantize", "row_range", "row_sum"),
     "embedding": ("embedding", "embedding_bag"),
     "fake_quantize": (

@@ -1,13 +1,9 @@
 """Element-wise operators: sum, product and quotient of two tensors of codes, PReLU, and tables of 256 entries.
 
-May import: ``dtypes``, ``backends.triton``, ``ops.activation`` (tables), ``ops.arithmetic`` (layouts).
+May import: ``dtypes``, ``backends.triton``, ``ops.arithmetic`` (layouts).
 """
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton.language as tl
@@ -28,10 +24,9 @@ from zeropoint.backends.triton._core import (
     steps_of,
 )
 from zeropoint.dtypes import as_qdtype
-from zeropoint.ops.activation import _table, activation_reference
 from zeropoint.ops.arithmetic import _broadcast_empty
 
-__all__ = ["activation", "add", "div", "lookup", "mul", "prelu"]
+__all__ = ["add", "div", "lookup", "mul", "prelu"]
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
@@ -312,25 +307,3 @@ def lookup(codes: Tensor, table: Tensor) -> Tensor:
         BLOCK=block,
     )
     return out
-
-
-@functools.lru_cache(maxsize=1024)
-def _table_on(device: torch.device, *arguments: Any) -> Tensor:
-    """The table of a function, copied to a device once: a copy at every call would make the host wait."""
-    return _table(*arguments).to(device)
-
-
-def activation(
-    codes: Tensor,
-    name: str,
-    args: Sequence[float],
-    scale: float,
-    zero_point: int,
-    out_scale: float,
-    out_zero_point: int,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    if codes.dtype == torch.int32:
-        return activation_reference(codes, name, args, scale, zero_point, out_scale, out_zero_point, out_dtype)
-    grids = (scale, zero_point, out_scale, out_zero_point, out_dtype)
-    return lookup(codes, _table_on(codes.device, codes.dtype, name, tuple(args), *grids))

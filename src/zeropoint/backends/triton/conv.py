@@ -1,9 +1,9 @@
 """Convolution of codes in one, two and three dimensions: implicit matrix products, and depthwise.
 
 Every convolution runs as one in three dimensions, the missing ones of size 1. A dense or grouped one is a matrix
-product whose left matrix, (output positions, taps * channels), is gathered tile by tile; positions outside the input are
-the zero point, so that they count as real zero. A 1x1 convolution of a channels-last input is a plain matrix product.
-Depthwise takes no tensor cores: a tile of positions and channels, tap after tap, zero points taken off at once.
+product whose left matrix, (output positions, taps * channels), is gathered tile by tile; positions outside the input
+are the zero point, so that they count as real zero. A 1x1 convolution of a channels-last input is a plain matrix
+product. Depthwise takes no tensor cores: a tile of positions and channels, tap after tap, zero points off at once.
 
 Packed weights: int32 sums over (taps, channels), then the weights as (output channel, tap, channel); the length is odd,
 so that weights packed for the CPU are never taken for them.

@@ -201,8 +201,8 @@ def _observe(
         seen = low <= high
         low, high = tl.minimum(tl.where(seen, low, 0.0), 0.0), tl.maximum(tl.where(seen, high, 0.0), 0.0)
         if SYMMETRIC:  # a one-sided range is mirrored by half: it then spans zero, and never decides the step
-            mirrored = tl.where(low == 0, -high / 2, low)
-            high = tl.where(high == 0, -low / 2, high)
+            mirrored = tl.where(low == 0, -high * 0.5, low)
+            high = tl.where(high == 0, -low * 0.5, high)
             low = mirrored
         eps = tl.load(eps_ptr + tl.zeros((BLOCK_M,), tl.int32))
         scale, zero = choose_grid(low, high, quant_min, quant_max, SYMMETRIC)

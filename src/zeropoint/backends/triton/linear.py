@@ -659,19 +659,13 @@ def matmul(
     left, right = (a.unsqueeze(0) if a.dim() == 1 else a), (b.unsqueeze(1) if b.dim() == 1 else b)
     batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     rows, depth, columns = left.shape[-2], left.shape[-1], right.shape[-1]
-    left = (
-        left.expand(*batch, rows, depth).reshape(-1, rows, depth) if depth else left.new_empty((batch.numel(), rows, 0))
-    )
-    right = (
-        right.expand(*batch, depth, columns).reshape(-1, depth, columns)
-        if depth
-        else right.new_empty((batch.numel(), 0, columns))
-    )
+    count = batch.numel()
+    left = left.expand(*batch, rows, depth).reshape(count, rows, depth)
+    right = right.expand(*batch, depth, columns).reshape(count, depth, columns)
     out = a.new_empty((*batch, rows, columns), dtype=out_dtype)
     block_m, block_n, block_k = _tiles(rows, columns, depth)
     scale = _one(a.device)
     tiles = ceil_div(rows, block_m) * ceil_div(columns, block_n)
-    count = batch.numel()
     if out.numel():
         launch(
             _gemm,
