@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip
 TORCH  := torch==2.13.0
+TRITON := triton==3.9.0
 PYTEST := $(BIN)/python -m pytest
 # The native tests need only a compiler and CMake, from the system or from .venv.
 JOBS   := $(shell getconf _NPROCESSORS_ONLN)
@@ -12,7 +13,7 @@ CMAKE  := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo voices test check format bench native-test native-test-arm wheel clean
+.PHONY: help setup demo voices test triton-test check format bench native-test native-test-arm wheel clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -23,6 +24,7 @@ $(VENV)/tools.done: Makefile
 	$(PIP) install --quiet --upgrade pip
 	$(PIP) install --quiet $(TORCH) numpy "scikit-build-core>=0.10" cmake ninja
 	$(PIP) install --quiet pytest hypothesis ruff mypy safetensors typer rich onnx onnxscript onnxruntime
+	$(PIP) install --quiet --no-deps $(TRITON)
 	touch $@
 
 $(VENV)/package.done: $(VENV)/tools.done $(NATIVE_SOURCES)
@@ -49,8 +51,12 @@ setup: $(VENV)/package.done ## make .venv and build the package into it
 demo: $(VENV)/examples.done ## quantize real networks and compare them with float
 	$(BIN)/python examples/imagenet.py
 
-test: $(VENV)/examples.done voices ## all tests
-	$(PYTEST)
+test: $(VENV)/examples.done voices ## all tests; those of the CUDA backend in a process of their own, where Triton interprets
+	$(PYTEST) --ignore tests/triton
+	$(PYTEST) tests/triton
+
+triton-test: $(VENV)/examples.done ## the CUDA backend's kernels: in Triton's interpreter, or on a GPU where there is one
+	$(PYTEST) tests/triton
 
 check: $(VENV)/package.done ## format, lint, types, a case of every fast test: under a minute
 	$(BIN)/ruff format --check .

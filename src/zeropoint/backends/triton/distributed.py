@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from zeropoint.backends.triton._core import ceil_div, code_from, launch, lines, power_of_two, tile
+from zeropoint.backends.triton._core import ceil_div, code_from, launch, lines, power_of_two, rint, tile
 from zeropoint.ops.distributed import SMALLEST_SCALE, _require, _require_form, _rows, block_bytes, blocks_per_chunk
 
 __all__ = ["block_pack", "block_sum", "block_unpack", "row_quantize", "row_range", "row_sum"]
@@ -131,7 +131,8 @@ def _stochastic(x, inverse, index, seed, limit):
     y = x * inverse + _noise(index, seed)
     y = tl.where(y == y, y, 0.0)
     y = tl.minimum(tl.maximum(y, -4096.0), 4096.0)
-    code = tl.floor(y).to(tl.int32)
+    whole = rint(y)  # Triton's own floor takes the smallest floats for 0
+    code = tl.where(whole > y, whole - 1.0, whole).to(tl.int32)
     return tl.minimum(tl.maximum(code, -limit), limit)
 
 
