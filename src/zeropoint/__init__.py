@@ -47,6 +47,7 @@ from zeropoint.convert_torch_ao import from_torch_ao  # isort: skip
 from zeropoint.uniform import load_uniform, save_uniform, uniform_dequantize, uniform_quantize  # isort: skip
 
 backends.load()
+backends.triton.register()
 
 __version__ = "0.1.0"
 

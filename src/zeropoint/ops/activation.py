@@ -89,9 +89,11 @@ def activation_reference(
     if codes.dtype == torch.int32:
         out = _apply(codes, name, args, scale, zero_point, out_scale, out_zero_point, out_dtype)
         return torch.empty_like(codes, dtype=out_dtype).copy_(out)
-    table = _table(codes.dtype, name, tuple(args), scale, zero_point, out_scale, out_zero_point, out_dtype)
-    if codes.device != table.device:
-        table = table.to(codes.device)
+    grids = (scale, zero_point, out_scale, out_zero_point, out_dtype)
+    if codes.device.type == "cpu":
+        table = _table(codes.dtype, name, tuple(args), *grids)
+    else:
+        table = _table_on(codes.device, codes.dtype, name, tuple(args), *grids)
     result: Tensor = torch.ops.zeropoint.lookup.default(codes, table)
     return result
 
@@ -101,6 +103,12 @@ def _table(codes_dtype: torch.dtype, *arguments: Any) -> Tensor:
     """What :func:`_apply` gives for every code, in rising order; made on the CPU so that all devices share it."""
     qdtype = as_qdtype(codes_dtype)
     return _apply(torch.arange(qdtype.qmin, qdtype.qmax + 1), *arguments)
+
+
+@lru_cache(maxsize=1024)
+def _table_on(device: torch.device, *arguments: Any) -> Tensor:
+    """The table on another device, copied there once: a copy at every call would make the host wait for it."""
+    return _table(*arguments).to(device)
 
 
 def _apply(
