@@ -92,3 +92,25 @@ assert state() == before
 """
     done = run(program)
     assert done.returncode == 0, done.stderr
+
+
+def test_packages_are_attributes_and_an_import_stays_light() -> None:
+    program = """
+import sys, torch
+import zeropoint as zp
+for name in ("analysis", "report", "recipe", "ns", "cli", "migrate"):
+    assert f"zeropoint.{name}" not in sys.modules, name
+assert zp.ns.compare_weights and zp.analysis.equalize and zp.report.write and zp.recipe.load and zp.ao.quantization
+assert {"ns", "analysis", "report"} <= set(dir(zp))
+try:
+    zp.nonsense
+except AttributeError as error:
+    assert "nonsense" in str(error)
+else:
+    raise AssertionError
+from zeropoint import report
+for name in ("jinja2", "typer", "rich", "tqdm", "safetensors"):
+    assert name not in sys.modules, name
+"""
+    done = run(program, "-W", "error")
+    assert done.returncode == 0, done.stderr

@@ -8,6 +8,9 @@ quantization workflow on top: change ``torch.ao`` to ``zeropoint.ao`` in an impo
     tensor([10, 10], dtype=torch.int8)
 """
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from zeropoint.dtypes import (
     QDtype,
     QScheme,
@@ -91,3 +94,16 @@ __all__ = [
     "uniform_dequantize",
     "uniform_quantize",
 ]
+
+_LAZY = ("analysis", "ao", "distributed", "migrate", "nn", "ns", "recipe", "report")
+"""Packages that are imported when they are first used: most programs need few of them."""
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LAZY:
+        return _import_module(f"zeropoint.{name}")
+    raise AttributeError(f"module 'zeropoint' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -22,7 +22,7 @@ from zeropoint import dtypes
 
 __all__ = ["add_safe_globals", "package_globals", "safe_globals"]
 
-_PACKAGES: Final = ("zeropoint.ao.nn", "zeropoint.ao.quantization", "zeropoint.nn")
+_PACKAGES: Final = ("zeropoint.ao.nn", "zeropoint.ao.quantization", "zeropoint.nn", "zeropoint.analysis")
 _HOMES: Final = ("zeropoint.", "torch.nn.modules.")
 _PARTS: Final = (
     "zeropoint.ao.quantization.observers.base._PartialWrapper",

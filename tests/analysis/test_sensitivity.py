@@ -158,6 +158,18 @@ def test_a_better_observer_goes_before_float(model: nn.Module, data: list[Tensor
     assert "another observer: middle" in str(result)
 
 
+def test_cheap_changes_are_tried_in_turn(model: nn.Module, data: list[Tensor]) -> None:
+    evaluate = accuracy_against(model, data)
+    result = quantize_with_accuracy(model, data, evaluate, 0.1, qconfig=PER_TENSOR, progress=False)
+    assert result.other_observer == ("middle",)
+    assert result.other_qconfig == PER_CHANNEL  # the activations' observer did not have to change
+    useless = QConfig(MinMaxObserver.with_args(quant_max=15), default_weight_observer)
+    result = quantize_with_accuracy(
+        model, data, evaluate, 0.1, qconfig=PER_TENSOR, better_qconfig=[useless, PER_CHANNEL], progress=False
+    )
+    assert (result.other_qconfig, result.kept_in_float) == (PER_CHANNEL, ())
+
+
 def test_the_layer_that_hurts_stays_float(model: nn.Module, data: list[Tensor]) -> None:
     result = quantize_with_accuracy(
         model, data, accuracy_against(model, data), 0.1, qconfig=PER_TENSOR, better_qconfig=PER_TENSOR, progress=False
@@ -218,7 +230,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], text: str) -> None:
 
 
 def test_between_layers_in_float_nothing_is_rounded(model: nn.Module, data: list[Tensor]) -> None:
-    mixed = _Static(model, data, PER_CHANNEL, PER_CHANNEL).build(["first", "middle"], ())
+    mixed = _Static(model, data, PER_CHANNEL, PER_CHANNEL).build(["first", "middle"], (), 0)
     assert mixed.first.quantize is None  # only an island reads it
     assert mixed.middle.quantize is not None
     assert isinstance(mixed.last, Linear)

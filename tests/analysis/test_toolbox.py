@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zeropoint.analysis import adaround, correct_bias, equalize, output_sqnr, reestimate_batch_norm, smooth
+from zeropoint.analysis import (
+    ChannelClamp,
+    adaround,
+    correct_bias,
+    equalize,
+    output_sqnr,
+    reestimate_batch_norm,
+    smooth,
+)
 from zeropoint.ao.nn.quantized import FloatFunctional
 from zeropoint.ao.quantization import (
     DeQuantStub,
@@ -121,13 +129,82 @@ def test_a_channel_that_reaches_the_clamp_of_relu6_is_left_alone() -> None:
     model, x = fuse_modules(Separable(nn.ReLU6).eval(), FUSED), torch.randn(64, 8, 6, 6)
     with torch.no_grad():
         model.expand[0].bias[5] = 7.0
-    equal = equalize(model, x)
+    equal = equalize(model, x, relu6="keep")
     assert isinstance(equal.expand[1], nn.ReLU6)
     assert output_sqnr(model(x), equal(x)) > 90
     assert torch.equal(equal.expand[0].weight[5], model.expand[0].weight[5])
     assert not torch.equal(equal.expand[0].weight[4], model.expand[0].weight[4])
-    replaced = equalize(model, x, replace_relu6=True)
+    replaced = equalize(model, x, relu6="relu")
     assert isinstance(replaced.expand[1], nn.ReLU)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_clamp_of_relu6_is_scaled_with_its_channel(fused: bool) -> None:
+    model, x = Separable(nn.ReLU6).eval(), torch.randn(16, 8, 6, 6)
+    if fused:
+        model = fuse_modules(model, FUSED)
+    equal = equalize(model, x)
+    for unseen in (x, 5 * torch.randn(16, 8, 6, 6)):  # which reaches the clamp in most channels
+        assert output_sqnr(model(unseen), equal(unseen)) > 90
+    clamp = next(module for module in equal.modules() if isinstance(module, ChannelClamp))
+    assert float(clamp.limit.min()) >= 6 / 4
+    assert float(clamp.limit.max()) <= 6 * 4
+    assert float(clamp.limit.std()) > 0
+    plain, better = quantized(model, x), quantized(equal, x)
+    assert output_sqnr(model(x), better(x)) > output_sqnr(model(x), plain(x)) + 3
+    again = quantized(equal, torch.randn(16, 8, 6, 6))
+    again.load_state_dict(better.state_dict())
+    assert torch.equal(again(x), better(x))
+    again = equalize(equal, x)  # what is settled stays
+    assert output_sqnr(model(x), again(x)) > 90
+
+
+@pytest.mark.parametrize(
+    ("layer", "second", "shape"),
+    [
+        (nn.Linear(4, 6), nn.Linear(6, 3), (8, 4)),
+        (nn.Conv1d(4, 6, 1), nn.Conv1d(6, 3, 1), (8, 4, 5)),
+        (nn.Conv3d(4, 6, 1), nn.Conv3d(6, 3, 1), (8, 4, 2, 3, 2)),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_clamped_layers_compute_what_a_clamp_on_codes_computes(
+    layer: nn.Module, second: nn.Module, shape: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(QuantStub(), layer, nn.ReLU6(), second, DeQuantStub()).eval()
+    with torch.no_grad():
+        layer.weight *= torch.logspace(-1, 1, 6).reshape(-1, *[1] * (layer.weight.dim() - 1))
+    x = 4 * torch.randn(shape)
+    equal = equalize(fuse_modules(model, [["1", "2"]]), x)
+    converted = quantized(equal, x)
+    codes = converted[1](converted[0](x))
+    axis = -1 if isinstance(layer, nn.Linear) else 1
+    limit = equal[1][1].limit
+    largest = codes.int_repr().movedim(axis, 0).flatten(1).amax(1)
+    allowed = (limit / codes.q_scale()).round().clamp(max=255)
+    assert bool((largest <= allowed).all())
+    assert int((largest == allowed).sum()) >= 2
+    assert output_sqnr(equal(x), converted(x)) > 25
+
+
+def test_what_keeps_a_channel_above_zero_moves_into_the_next_bias() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    with torch.no_grad():
+        model[0].bias[2] = 50.0
+    x = torch.randn(64, 4)
+    moved, kept = equalize(model, x), equalize(model, x, absorb=False)
+    assert float(moved[0].bias[2]) < float(kept[0].bias[2]) / 2
+    assert output_sqnr(model(x), moved(x)) > 90
+    padded = nn.Sequential(nn.Conv1d(4, 6, 1), nn.ReLU(), nn.Conv1d(6, 3, 3, padding=1)).eval()
+    padded[0].bias.data += 50  # zeros beside the signal would have to move too
+    y = torch.randn(8, 4, 5)
+    assert output_sqnr(padded(y), equalize(padded, y)(y)) > 90
+
+
+@pytest.mark.parametrize(("arguments", "text"), [({"relu6": "drop"}, "relu6"), ({"most": 0.5}, "most")])
+def test_settings_of_equalization(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        equalize(Separable().eval(), torch.randn(2, 8, 6, 6), **arguments)
 
 
 def test_pairs_that_do_not_fit() -> None:

@@ -10,6 +10,7 @@
 from zeropoint.analysis._adaround import adaround
 from zeropoint.analysis._batch_norm import reestimate_batch_norm
 from zeropoint.analysis._bias_correction import correct_bias
+from zeropoint.analysis._channel_clamp import ChannelClamp
 from zeropoint.analysis._equalization import equalize
 from zeropoint.analysis._errors import TensorError, tensor_error
 from zeropoint.analysis._fusable import find_fusable
@@ -21,6 +22,7 @@ from zeropoint.analysis._smooth import smooth
 
 __all__ = [
     "AccuracyResult",
+    "ChannelClamp",
     "FloatIsland",
     "LayerError",
     "LayerSensitivity",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zeropoint.analysis._channel_clamp import ChannelClamp
 from zeropoint.analysis._data import as_batches, run, with_progress
 from zeropoint.analysis._flow import layer_channels
 from zeropoint.analysis._simulate import layer_of, observed_modules, set_weight, weight_axis
@@ -138,7 +139,7 @@ def _round(
     start = torch.logit((fraction - _STRETCH_LOW) / (_STRETCH_HIGH - _STRETCH_LOW))
     v = nn.Parameter(start)
     after = module[1] if isinstance(module, FusedModule) and len(module.PARTS) == 2 else nn.Identity()
-    after = nn.ReLU6() if isinstance(after, nn.ReLU6) else nn.ReLU() if isinstance(after, nn.ReLU) else nn.Identity()
+    after = after if isinstance(after, (nn.ReLU, nn.ReLU6, ChannelClamp)) else nn.Identity()
     code_min, code_max = int(observer.quant_min), int(observer.quant_max)
 
     def up() -> Tensor:

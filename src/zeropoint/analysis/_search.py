@@ -20,12 +20,21 @@ from zeropoint.analysis._sensitivity import sensitivity
 from zeropoint.analysis._simulate import calibrated, observed_modules, with_qconfig
 from zeropoint.ao.nn.intrinsic import FusedModule
 from zeropoint.ao.nn.quantized import FloatFunctional
-from zeropoint.ao.quantization import DeQuantStub, QConfig, QuantStub, get_default_qconfig, quantize_dynamic
+from zeropoint.ao.quantization import (
+    DeQuantStub,
+    HistogramObserver,
+    MSEObserver,
+    QConfig,
+    QuantStub,
+    default_per_channel_weight_observer,
+    quantize_dynamic,
+)
 from zeropoint.ao.quantization.utils import clone_model
 
 __all__ = ["AccuracyResult", "Step", "quantize_with_accuracy"]
 
 Evaluate = Callable[[nn.Module], float]
+Better = QConfig | Sequence[QConfig] | None
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,8 @@ class AccuracyResult:
         quantized_accuracy: with everything quantized.
         accuracy: of ``model``.
         kept_in_float: layers that were left in float for accuracy.
-        other_observer: layers that were given the better qconfig instead.
+        other_observer: layers that were given another qconfig instead.
+        other_qconfig: which one; None where there are no such layers.
         not_quantizable: modules that cannot compute on quantized tensors and were left in float from the start.
         steps: every trial in turn.
     """
@@ -57,6 +67,7 @@ class AccuracyResult:
     accuracy: float
     kept_in_float: tuple[str, ...] = ()
     other_observer: tuple[str, ...] = ()
+    other_qconfig: QConfig | None = None
     not_quantizable: tuple[str, ...] = ()
     steps: list[Step] = field(default_factory=list)
 
@@ -69,7 +80,8 @@ class AccuracyResult:
                 f"accuracy: float {self.float_accuracy:.4f}, everything quantized {self.quantized_accuracy:.4f}, "
                 f"this model {self.accuracy:.4f}",
                 f"kept in float: {named(self.kept_in_float)}",
-                f"another observer: {named(self.other_observer)}",
+                f"another observer: {named(self.other_observer)}"
+                + (f": {self.other_qconfig}" if self.other_observer else ""),
                 f"cannot be quantized: {named(self.not_quantizable)}",
                 *(f"  {step.accuracy:.4f}  {step.what}" for step in self.steps),
             ]
@@ -83,18 +95,19 @@ def quantize_with_accuracy(
     max_drop: float,
     *,
     qconfig: QConfig | None = None,
-    better_qconfig: QConfig | None = None,
+    better_qconfig: QConfig | Sequence[QConfig] | None = None,
     method: Literal["static", "dynamic"] = "static",
     resume: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> AccuracyResult:
     """Quantizes a model, leaving no more layers in float than accuracy asks for.
 
-    First everything is quantized. If that costs too much, layers get a better qconfig, the most sensitive first; if
-    that does not do, layers are left in float, the most sensitive first: as few as meet the target, and then each is
-    tried without, in turn. Between quantized layers, a layer in float is a :class:`~zeropoint.analysis.FloatIsland`.
-    Modules that cannot compute on quantized tensors, such as a spectrogram or a square root, are found by trying and
-    become islands from the start. If nothing else meets the target, the float model is returned.
+    First everything is quantized. If that costs too much, layers get another qconfig, the most sensitive first: the
+    cheap changes, since a layer stays quantized. If none of those does, the best of them stays, and layers are left in
+    float, the most sensitive first: as few as meet the target, and then each is tried without, in turn. Between
+    quantized layers, a layer in float is a :class:`~zeropoint.analysis.FloatIsland`. Modules that cannot compute on
+    quantized tensors, such as a spectrogram or a square root, are found by trying and become islands from the start. If
+    nothing else meets the target, the float model is returned.
 
     Args:
         model: float model, fused; for "static", with stubs. It is left as it is.
@@ -102,7 +115,8 @@ def quantize_with_accuracy(
         evaluate: the accuracy of a model, a number: the higher, the better.
         max_drop: how far the accuracy may lie below that of the float model.
         qconfig: how to quantize; None takes the model's own, or the default one.
-        better_qconfig: what to try before float; None: histogram observers and one weight grid a channel.
+        better_qconfig: what to try before float, one or several in turn; None: one weight grid a channel with the
+            activations' observer as it is, then with MSE and with histogram observers.
         method: "static", or "dynamic" for what ``quantize_dynamic`` does.
         resume: a file that keeps the layers' sensitivities, as for :func:`~zeropoint.analysis.sensitivity`.
         progress: show a progress bar, if tqdm is installed.
@@ -119,7 +133,7 @@ def quantize_with_accuracy(
     floating = clone_model(model).eval()
     candidates: _Static | _Dynamic
     if method == "static":
-        candidates = _Static(floating, batches, qconfig, better_qconfig or get_default_qconfig())
+        candidates = _Static(floating, batches, qconfig, better_qconfig)
     else:
         candidates = _Dynamic(floating, qconfig)
     search = _Search(candidates, evaluate, float(evaluate(floating)), max_drop)
@@ -133,10 +147,25 @@ def quantize_with_accuracy(
     return result
 
 
+def _others(in_use: Sequence[Any], given: Better) -> list[QConfig]:
+    """What to try instead of the qconfigs in use, from the smallest change to the largest."""
+    if isinstance(given, QConfig):
+        return [given]
+    if given is not None:
+        return list(given)
+    activation = next((qconfig.activation for qconfig in in_use if qconfig), HistogramObserver)
+    return list(
+        dict.fromkeys(
+            QConfig(observer, default_per_channel_weight_observer)
+            for observer in (activation, MSEObserver, HistogramObserver)
+        )
+    )
+
+
 class _Static:
     """Builds statically quantized models."""
 
-    def __init__(self, model: nn.Module, batches: list[Any], qconfig: QConfig | None, better: QConfig) -> None:
+    def __init__(self, model: nn.Module, batches: list[Any], qconfig: QConfig | None, better: Better) -> None:
         if not any(isinstance(module, QuantStub) for module in model.modules()):
             raise ValueError(
                 "the model has no QuantStub, so nothing would reach the quantized layers as integers: wrap it in a "
@@ -146,31 +175,28 @@ class _Static:
         self.prepared = calibrated(prepared_float, batches)
         self.batches, self.float_model = batches, model
         self.readers = Flow(model, batches[0], (FusedModule,)).fans((nn.Module,), (nn.Module,))
-        self.better_qconfig = better
-        self._better: nn.Module | None = None
-        self.names = set(observed_modules(self.prepared))
+        observed = observed_modules(self.prepared)
+        self.names = set(observed)
+        in_use = [module.qconfig for module in observed.values()]
+        self.better_qconfigs = [found for found in _others(in_use, better) if any(found != used for used in in_use)]
+        self._better: dict[int, nn.Module] = {}
 
-    @property
-    def has_better(self) -> bool:
-        """Whether the better qconfig is another one."""
-        return any(module.qconfig != self.better_qconfig for module in observed_modules(self.prepared).values())
-
-    def better(self) -> nn.Module:
-        """The model calibrated with the better qconfig, made once."""
-        if self._better is None:
-            floating, _ = find_islands(with_qconfig(self.float_model, self.better_qconfig), self.batches[0])
-            self._better = calibrated(floating, self.batches)
-        return self._better
+    def better(self, which: int) -> nn.Module:
+        """The model calibrated with another qconfig, made once."""
+        if which not in self._better:
+            floating, _ = find_islands(with_qconfig(self.float_model, self.better_qconfigs[which]), self.batches[0])
+            self._better[which] = calibrated(floating, self.batches)
+        return self._better[which]
 
     def can_stay_float(self, name: str) -> bool:
         """Stubs and arithmetic have no weights: all that they cost is the rounding that an island has as well."""
         return not isinstance(self.prepared.get_submodule(name), (QuantStub, DeQuantStub, FloatFunctional))
 
-    def build(self, kept: Sequence[str], other: Sequence[str]) -> nn.Module:
-        """A quantized model with ``kept`` in float, and the better qconfig for ``other``."""
+    def build(self, kept: Sequence[str], other: Sequence[str], which: int) -> nn.Module:
+        """A quantized model with ``kept`` in float, and another qconfig for ``other``."""
         prepared = clone_model(self.prepared)
         for name in other:
-            module, source = prepared.get_submodule(name), self.better().get_submodule(name)
+            module, source = prepared.get_submodule(name), self.better(which).get_submodule(name)
             module.qconfig = source.qconfig
             module.activation_post_process = copy.deepcopy(source.activation_post_process)
         return convert_with_islands(keep_in_float(prepared, kept, self.readers))
@@ -179,7 +205,7 @@ class _Static:
 class _Dynamic:
     """Builds dynamically quantized models."""
 
-    has_better = False
+    better_qconfigs: tuple[QConfig, ...] = ()
     not_quantizable: tuple[str, ...] = ()
 
     def __init__(self, model: nn.Module, qconfig: QConfig | None) -> None:
@@ -190,7 +216,7 @@ class _Dynamic:
     def can_stay_float(self, name: str) -> bool:
         return True
 
-    def build(self, kept: Sequence[str], other: Sequence[str]) -> nn.Module:
+    def build(self, kept: Sequence[str], other: Sequence[str], which: int) -> nn.Module:
         names = self.names - set(kept)
         if not names:
             return clone_model(self.model)
@@ -206,35 +232,44 @@ class _Search:
         self.float_accuracy = float_accuracy
         self.target = float_accuracy - drop
         self.steps: list[Step] = []
-        self.tried: dict[tuple[tuple[str, ...], tuple[str, ...]], float] = {}
+        self.tried: dict[tuple[tuple[str, ...], tuple[str, ...], int], float] = {}
 
-    def accuracy(self, kept: Sequence[str], other: Sequence[str]) -> float:
+    def accuracy(self, kept: Sequence[str], other: Sequence[str], which: int = 0) -> float:
         """Of the model with this change; each is tried once."""
-        key = tuple(kept), tuple(other)
+        key = tuple(kept), tuple(other), which
         if key not in self.tried:
-            self.tried[key] = float(self.evaluate(self.candidates.build(kept, other)))
-            self.steps.append(Step(f"{len(kept)} in float, {len(other)} with another observer", self.tried[key]))
+            self.tried[key] = float(self.evaluate(self.candidates.build(kept, other, which)))
+            observer = f" ({self.candidates.better_qconfigs[which]})" if other else ""
+            what = f"{len(kept)} in float, {len(other)} with another observer{observer}"
+            self.steps.append(Step(what, self.tried[key]))
         return self.tried[key]
 
     def run(self, floating: nn.Module, ranking: Callable[[], list[str]]) -> AccuracyResult:
         everything = self.accuracy((), ())
         if everything >= self.target:
-            return self.result((), (), everything)
+            return self.result((), (), 0, everything)
         ranked = [name for name in ranking() if name in self.candidates.names]
         other: tuple[str, ...] = ()
-        if self.candidates.has_better:
-            if self.accuracy((), ranked) >= self.target:
-                fewest = self.smallest(ranked, lambda names: self.accuracy((), names))
-                return self.result((), tuple(fewest), everything)
-            if self.accuracy((), ranked) > everything:
-                other = tuple(ranked)
+        best, kind = everything, 0
+        for which in range(len(self.candidates.better_qconfigs)):
+            found = self.accuracy((), ranked, which)
+            if found >= self.target:
+                fewest = self.smallest(ranked, lambda names, which=which: self.accuracy((), names, which))  # type: ignore[misc]
+                return self.result((), tuple(fewest), which, everything)
+            if found > best:
+                best, kind, other = found, which, tuple(ranked)
         able = [name for name in ranked if self.candidates.can_stay_float(name)]
-        if able and self.accuracy(able, other) >= self.target:
-            kept = tuple(self.smallest(able, lambda names: self.accuracy(names, other)))
-            return self.result(kept, tuple(name for name in other if name not in kept), everything)
+        if able and self.accuracy(able, other, kind) >= self.target:
+            kept = tuple(self.smallest(able, lambda names: self.accuracy(names, other, kind)))
+            return self.result(kept, tuple(name for name in other if name not in kept), kind, everything)
         self.steps.append(Step("the float model", self.float_accuracy))
         return AccuracyResult(
-            floating, self.float_accuracy, everything, self.float_accuracy, tuple(able), (), (), self.steps
+            floating,
+            self.float_accuracy,
+            everything,
+            self.float_accuracy,
+            kept_in_float=tuple(able),
+            steps=self.steps,
         )
 
     def smallest(self, ranked: Sequence[str], accuracy: Callable[[Sequence[str]], float]) -> list[str]:
@@ -252,8 +287,16 @@ class _Search:
                 names = fewer
         return names
 
-    def result(self, kept: tuple[str, ...], other: tuple[str, ...], everything: float) -> AccuracyResult:
-        model = self.candidates.build(kept, other)
-        found = self.tried.get((kept, other))
-        accuracy = float(self.evaluate(model)) if found is None else found
-        return AccuracyResult(model, self.float_accuracy, everything, accuracy, kept, other, (), self.steps)
+    def result(self, kept: tuple[str, ...], other: tuple[str, ...], which: int, everything: float) -> AccuracyResult:
+        model = self.candidates.build(kept, other, which)
+        found = self.tried.get((kept, other, which))
+        return AccuracyResult(
+            model,
+            self.float_accuracy,
+            everything,
+            float(self.evaluate(model)) if found is None else found,
+            kept_in_float=kept,
+            other_observer=other,
+            other_qconfig=self.candidates.better_qconfigs[which] if other else None,
+            steps=self.steps,
+        )
