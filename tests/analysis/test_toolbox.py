@@ -192,13 +192,13 @@ def test_what_keeps_a_channel_above_zero_moves_into_the_next_bias() -> None:
     with torch.no_grad():
         model[0].bias[2] = 50.0
     x = torch.randn(64, 4)
-    moved, kept = equalize(model, x), equalize(model, x, absorb=False)
+    moved, kept = equalize(model, x, absorb=True), equalize(model, x)
     assert float(moved[0].bias[2]) < float(kept[0].bias[2]) / 2
     assert output_sqnr(model(x), moved(x)) > 90
     padded = nn.Sequential(nn.Conv1d(4, 6, 1), nn.ReLU(), nn.Conv1d(6, 3, 3, padding=1)).eval()
     padded[0].bias.data += 50  # zeros beside the signal would have to move too
     y = torch.randn(8, 4, 5)
-    assert output_sqnr(padded(y), equalize(padded, y)(y)) > 90
+    assert output_sqnr(padded(y), equalize(padded, y, absorb=True)(y)) > 90
 
 
 @pytest.mark.parametrize(("arguments", "text"), [({"relu6": "drop"}, "relu6"), ({"most": 0.5}, "most")])

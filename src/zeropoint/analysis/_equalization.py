@@ -45,15 +45,15 @@ def equalize(
     pairs: Sequence[tuple[str, str]] | None = None,
     relu6: Relu6 = "clamp",
     most: float = 4.0,
-    absorb: bool = True,
+    absorb: bool = False,
     iterations: int = 20,
 ) -> nn.Module:
     """Scales channels between neighbouring layers, so that one weight grid serves all channels of each.
 
     Where nothing but positively homogeneous functions stands between two layers, ``W1`` and ``W2`` may be divided and
     multiplied by ``s > 0`` in each channel: the model computes what it did. ``s = sqrt(max|W1| / max|W2|)`` gives both
-    the same range; this goes round all pairs until it settles. Then biases that keep a channel above zero in all of
-    the data move into the next layer, so that the activations' grid need not reach up to them.
+    the same range; this goes round all pairs until it settles. With ``absorb``, biases that keep a channel above zero in
+    all of the data move into the next layer, so that the activations' grid need not reach up to them.
 
     M. Nagel, M. van Baalen, T. Blankevoort, M. Welling, "Data-Free Quantization Through Weight Equalization and Bias
     Correction", 2019, sections 4.1 and 5.1.1. There, a ReLU6 in between becomes a ReLU, which networks that live by the
@@ -68,7 +68,8 @@ def equalize(
             only as far as its values in ``data`` stay clear of it. "relu": a ReLU, as in the paper.
         most: how far a channel with a limit may be scaled, either way. Activations share one grid: what serves the
             weights costs them codes, and a ReLU6 has brought its channels to one range already.
-        absorb: move biases into the next layer.
+        absorb: move biases into the next layer. That is exact for what the data show: a channel that falls below what
+            was taken from it changes what the model computes.
         iterations: the most rounds.
 
     Returns:
