@@ -50,3 +50,13 @@ def test_prelu(check: Check, dtype: torch.dtype, slopes: int) -> None:
 def test_tables(check: Check, dtype: torch.dtype, entries: torch.dtype) -> None:
     check("lookup", channels_last(codes(2, 3, 4, 5, dtype=dtype)), torch.arange(256).to(entries))
     check("activation", codes(3, 5, dtype=dtype), "gelu", (), 0.03, 2, 0.02, 5, torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [-1, 1])
+def test_softmax(check: Check, dtype: torch.dtype, dim: int) -> None:
+    scale = 0.05 if dtype != torch.int32 else 1e-9
+    for size in (1, 3, 8, 21):
+        x = codes(2, size, size + 1, dtype=dtype)
+        check("softmax", x, scale, dim, 1 / 256, 0, torch.uint8)
+        check("softmax", x.transpose(1, 2), scale, dim, 1e-8, -5, torch.int32)

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-import triton
 from zeropoint.backends import triton as backend
 from zeropoint.backends.triton import _core
 
@@ -124,6 +124,7 @@ def compile_everything() -> None:
             run(name, picture, 0.1, 3, picture, 0.1, 3, *to_u8)
         run("prelu", picture.to(dtype), 0.1, 3, one, *to_u8)
     run("lookup", picture, torch.arange(256))
+    run("softmax", picture, 0.1, 1, 1 / 256, 0, u8)
     run("max_pool", picture, [3, 3], [2, 2], [1, 1], [1, 1], True)
     run("avg_pool", picture, 3, [3, 3], [2, 2], [1, 1], True, False, None)
     run("adaptive_avg_pool", picture, 3, [2, 2])

@@ -37,6 +37,7 @@ _FAMILIES = {
         "fake_quantize_backward", "fake_quantize_per_channel", "fake_quantize_per_tensor", "moving_average_observe",
     ),
     "norm": ("batch_norm", "group_norm", "layer_norm"),
+    "softmax": ("softmax",),
     "pool": ("adaptive_avg_pool", "avg_pool", "max_pool", "mean"),
     "conv": ("conv_pack", "conv", "conv_dynamic"),
     "linear": ("linear_pack", "linear", "linear_dynamic", "matmul"),

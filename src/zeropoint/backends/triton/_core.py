@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-import triton
 from zeropoint.grid import compute_dtype
 
 __all__ = [

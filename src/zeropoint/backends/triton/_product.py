@@ -13,9 +13,9 @@ May import: triton, ``backends.triton._core``.
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
-import triton
 from zeropoint.backends.triton._core import code_from, narrowed, real
 
 __all__ = ["EXACT_DEPTH", "SPLIT_DEPTH", "flip", "outputs", "store_tile"]

@@ -6,10 +6,10 @@ May import: ``dtypes``, ``backends.triton``, ``ops.arithmetic`` (layouts).
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-import triton
 from zeropoint.backends.triton._core import (
     bits,
     channel_places,

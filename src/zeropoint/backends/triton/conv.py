@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-import triton
 from zeropoint.backends.triton._core import INTERPRETED, bits, ceil_div, launch, narrowed, power_of_two, real
 from zeropoint.backends.triton._product import EXACT_DEPTH, flip, outputs
 from zeropoint.backends.triton.linear import column_sums, multiply

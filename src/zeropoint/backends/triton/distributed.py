@@ -6,10 +6,10 @@ May import: ``backends.triton``, the checks of ``ops.distributed``.
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-import triton
 from zeropoint.backends.triton._core import ceil_div, code_from, launch, lines, power_of_two, rint, tile
 from zeropoint.ops.distributed import SMALLEST_SCALE, _require, _require_form, _rows, block_bytes, blocks_per_chunk
 

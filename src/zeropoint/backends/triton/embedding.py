@@ -7,10 +7,10 @@ May import: ``backends.triton``.
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 from torch import Tensor
 
-import triton
 from zeropoint.backends.triton._core import INTERPRETED, ceil_div, launch, power_of_two
 
 __all__ = ["embedding", "embedding_bag"]

@@ -17,10 +17,10 @@ import os
 from typing import Any
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-import triton
 from zeropoint.backends.triton._core import INTERPRETED, bits, ceil_div, launch, power_of_two, real
 from zeropoint.backends.triton._product import EXACT_DEPTH, SPLIT_DEPTH, flip, outputs, store_tile
 from zeropoint.backends.triton.quantize import dynamic_codes

@@ -12,10 +12,10 @@ import math
 from collections.abc import Sequence
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-import triton
 from zeropoint.backends.triton._core import (
     bits,
     channel_places,

@@ -12,10 +12,10 @@ import math
 from collections.abc import Sequence
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-import triton
 from zeropoint.backends.triton._core import ceil_div, is_wide, launch, lines, rint, steps_of, tile
 from zeropoint.ops.pool import _avg_pool_sizes, _check_adaptive, _empty, _is_channels_last, _mean_axes, _pool_sizes
 

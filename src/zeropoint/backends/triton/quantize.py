@@ -6,10 +6,10 @@ May import: ``grid``, ``backends.triton._core``.
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-import triton
 from zeropoint import grid
 from zeropoint.backends.triton._core import (
     bits,
