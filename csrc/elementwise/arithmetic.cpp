@@ -1,4 +1,4 @@
-// Sums and products of two operands, with broadcasting.
+// Sums, products and quotients of two operands, with broadcasting.
 #include <algorithm>
 
 #include "elementwise/elementwise.h"
@@ -161,6 +161,13 @@ void mul(const std::vector<int64_t>& sizes, Operand a, Operand b, float factor, 
           k.mul_one(left(row), steps(right(one)), factor, to, n, place);
       },
       [=](double x, double y) -> double { return static_cast<float>(x * y) * factor; });
+}
+
+void div(const std::vector<int64_t>& sizes, Operand a, Operand b, double factor, Grid grid, void* out, Type out_type,
+         const Parallel& parallel) {
+  const auto none = [](auto...) {};
+  broadcast(sizes, a, b, grid, out, out_type, false, parallel, none, none,
+            [=](double x, double y) -> double { return x / y * factor; });
 }
 
 }  // namespace zeropoint::elementwise

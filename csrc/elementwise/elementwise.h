@@ -101,5 +101,8 @@ void add(const std::vector<int64_t>& sizes, Operand a, float a_factor, Operand b
          Type out_type, const Parallel& parallel);
 void mul(const std::vector<int64_t>& sizes, Operand a, Operand b, float factor, Grid grid, void* out, Type out_type,
          const Parallel& parallel);
+// In float64; by zero, the end of the sign, and 0 / 0 is the zero point.
+void div(const std::vector<int64_t>& sizes, Operand a, Operand b, double factor, Grid grid, void* out, Type out_type,
+         const Parallel& parallel);
 
 }  // namespace zeropoint::elementwise

@@ -1,4 +1,4 @@
-// add and mul on the CPU, with broadcasting.
+// add, mul and div on the CPU, with broadcasting.
 #include "layout.h"
 
 namespace zeropoint::binding {
@@ -75,11 +75,22 @@ Tensor mul(const Tensor& a, double a_scale, int64_t a_zero_point, const Tensor& 
                 });
 }
 
+Tensor div(const Tensor& a, double a_scale, int64_t a_zero_point, const Tensor& b, double b_scale,
+           int64_t b_zero_point, double out_scale, int64_t out_zero_point, int64_t out_min, int64_t out_max,
+           ScalarType out_dtype) {
+  return binary("div", a, a_zero_point, b, b_zero_point, out_zero_point, out_min, out_max, out_dtype,
+                [&](const auto& sizes, const auto& left, const auto& right, auto grid, void* out, auto type) {
+                  elementwise::div(sizes, left, right, a_scale / b_scale / out_scale, grid, out, type,
+                                   torch_parallel());
+                });
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(zeropoint, CPU, m) {
   m.impl("add", TORCH_BOX(&add));
   m.impl("mul", TORCH_BOX(&mul));
+  m.impl("div", TORCH_BOX(&div));
 }
 
 }  // namespace zeropoint::binding

@@ -8,7 +8,8 @@ May import: ``dtypes``, ``grid``, ``tensor``, ``ops.registry``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -160,11 +161,33 @@ def prelu_reference(
 def softmax_reference(
     x: Tensor, x_scale: float, dim: int, out_scale: float, out_zero_point: int, out_dtype: torch.dtype
 ) -> Tensor:
-    """Softmax along ``dim`` in float64; differences of codes are differences of values, so no zero point is needed."""
+    """Softmax along ``dim`` in float64; differences of codes are differences of values, so no zero point is needed.
+
+    ``e = exp(-(largest - code) * scale)``, then ``e * (1 / out_scale / total)``. The total is summed in eight lanes,
+    element ``i`` in lane ``i % 8``; then lanes four apart are added, two apart, and the last two.
+    """
     out = as_qdtype(out_dtype)
-    real = torch.softmax(x.to(torch.float64) * x_scale, dim)
-    codes = grid.quantize(real, out_scale, out_zero_point, out.qmin, out.qmax)
-    return torch.empty_like(x, dtype=out_dtype).copy_(codes)
+    if x.numel() == 0:
+        return torch.empty_like(x, dtype=out_dtype)
+    rows = (x.unsqueeze(0) if x.dim() == 0 else x).movedim(dim, -1).to(torch.int64)
+    below = rows.amax(-1, keepdim=True) - rows
+    if x.dtype == torch.int32:
+        exps = _exps(below.flatten().tolist(), x_scale).to(x.device).reshape(below.shape)
+    else:
+        exps = _exps(range(256), x_scale).to(x.device)[below]
+    parts = F.pad(exps, (0, -exps.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    total = torch.zeros_like(parts[..., 0, :])
+    for i in range(parts.shape[-2]):
+        total = total + parts[..., i, :]
+    for lanes in (4, 2, 1):
+        total = total[..., :lanes] + total[..., lanes:]
+    codes = grid.clamp_codes(torch.round(exps * (1.0 / out_scale / total)), out_zero_point, out.qmin, out.qmax)
+    return torch.empty_like(x, dtype=out_dtype).copy_(codes.movedim(-1, dim).reshape(x.shape))
+
+
+def _exps(below: Iterable[int], scale: float) -> Tensor:
+    """``exp(-difference * scale)``, by the C library as native code calls it."""
+    return torch.tensor([math.exp(-difference * scale) for difference in below], dtype=torch.float64)
 
 
 # --- functions over quantized tensors -----------------------------------------------------------------------------

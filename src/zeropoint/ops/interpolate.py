@@ -67,13 +67,14 @@ def interpolate_reference(
     after the other from the last, each product and sum in float64; then ``rint`` and the zero point.
     """
     _check(x, size, ratio, mode)
+    result = _empty(x, size)
     if mode != "linear":
         for d, out in enumerate(size):
             place = torch.arange(out, dtype=torch.float32, device=x.device)
             half = 0.5 if mode == "nearest-exact" else 0.0
             index = ((place + half) * ratio[d]).floor().to(torch.int64).clamp(max=x.shape[2 + d] - 1)
             x = _select(x, 2 + d, index)
-        return x
+        return result.copy_(x)
     steps = x.to(torch.float64) - zero_point
     for d in reversed(range(len(size))):
         place = torch.arange(size[d], dtype=torch.float64, device=x.device)
@@ -84,7 +85,7 @@ def interpolate_reference(
         index = low.to(torch.int64)
         steps = _select(steps, 2 + d, index) * (1 - share) + _select(steps, 2 + d, (index + 1).clamp(max=last)) * share
     limits = torch.iinfo(x.dtype)
-    return _empty(x, size).copy_((torch.round(steps) + zero_point).clamp(limits.min, limits.max))
+    return result.copy_((torch.round(steps) + zero_point).clamp(limits.min, limits.max))
 
 
 def _select(x: Tensor, axis: int, index: Tensor) -> Tensor:
