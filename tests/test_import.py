@@ -98,7 +98,7 @@ def test_packages_are_attributes_and_an_import_stays_light() -> None:
     program = """
 import sys, torch
 import zeropoint as zp
-for name in ("analysis", "report", "recipe", "ns", "cli", "migrate"):
+for name in ("analysis", "report", "recipe", "ns", "cli"):
     assert f"zeropoint.{name}" not in sys.modules, name
 assert zp.ns.compare_weights and zp.analysis.equalize and zp.report.write and zp.recipe.load and zp.ao.quantization
 assert {"ns", "analysis", "report"} <= set(dir(zp))
