@@ -723,7 +723,7 @@ def _in_parts(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
     if id(module) in done:
         return done[id(module)]
     done[id(module)] = module
-    layer = _registry.OBSERVED.get(type_before_parametrizations(module))
+    layer: Any = _registry.OBSERVED.get(type_before_parametrizations(module))
     if layer is None or getattr(module, "qconfig", None) is None:
         for name, child in list(module._modules.items()):
             if child is not None:
@@ -731,7 +731,7 @@ def _in_parts(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
         return module
     qconfig = vars(module).pop("qconfig")  # without it, the parts are not observed yet
     try:
-        twin: nn.Module = layer.from_float(module)  # type: ignore[operator]
+        twin: nn.Module = layer.from_float(module)
     finally:
         module.qconfig = qconfig
     twin.qconfig = qconfig

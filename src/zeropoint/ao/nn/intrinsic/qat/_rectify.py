@@ -46,9 +46,9 @@ class RectifiedSimulation(WeightSimulation):
     rectifier: str = "relu"
     FUSED_CLASS: type[nn.Module]
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The layer with the fake-quantized weight, then the rectifier; float."""
-        return rectify(super().forward(input), self.rectifier)
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The layer with the fake-quantized weight, then the rectifier; float. Arguments as for the layer."""
+        return rectify(super().forward(input, *args, **kwargs), self.rectifier)
 
     @classmethod
     def from_float(cls: type[_R], mod: Any, use_precomputed_fake_quant: bool = False) -> _R:
