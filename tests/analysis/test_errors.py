@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import zeropoint
-from zeropoint import analysis, quantize_per_channel, quantize_per_tensor
+from zeropoint import analysis, quantize_per_channel, quantize_per_tensor, report
+from zeropoint.analysis import layer_errors, output_sqnr, weight_errors
 from zeropoint.ao.nn.quantized import FloatFunctional
 from zeropoint.ao.quantization import (
     DeQuantStub,
@@ -20,6 +21,8 @@ from zeropoint.ao.quantization import (
     prepare,
     quantize_dynamic,
 )
+from zeropoint.ns import compare_weights
+from zeropoint.recipe import quantize_static
 
 
 class Net(nn.Module):
@@ -141,3 +144,70 @@ def test_data_that_is_none(data: object, error: type[Exception]) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(error, match="data"):
         analysis.activation_errors(model, quantize_dynamic(model), data)
+
+
+def test_a_recurrent_layer_is_one_row() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.fc = nn.LSTM(24, 16, num_layers=2, bidirectional=True), nn.Linear(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.lstm(x)[0])
+
+    model = Recurrent().eval()
+    rows = {row.name: row for row in layer_errors(model, quantize_dynamic(model), torch.randn(5, 3, 24))}
+    assert list(rows) == ["lstm", "fc"]
+    for error in (rows["lstm"].weight, rows["lstm"].own, rows["lstm"].activation):
+        assert error is not None
+        assert error.sqnr > 30
+
+
+def test_a_layer_left_in_float_is_named_as_it_was() -> None:
+    model = nn.Sequential(QuantStub(), nn.Linear(8, 8), nn.Linear(8, 4), DeQuantStub()).eval()
+    x = torch.randn(32, 8)
+    quantized = quantize_static(model, x, keep_float=["1"])
+    rows = {row.name: row for row in layer_errors(quantized.reference, quantized.model, x)}
+    assert rows["1"].kind == "FloatIsland"
+    assert rows["1"].weight is None
+    assert rows["1"].own is not None
+    assert rows["1"].own.sqnr > 30  # its result is rounded, nothing else
+    assert not any("module" in name for name in rows)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("channels", [4, 6], ids=["square", "wider"])
+def test_weights_of_transposed_convolutions_are_matched_by_output_channel(groups: int, channels: int) -> None:
+    model = nn.Sequential(QuantStub(), nn.ConvTranspose2d(4, channels, 3, groups=groups), DeQuantStub()).eval()
+    with torch.no_grad():  # output channels of very different range: along another axis the grids would not fit
+        spread = torch.logspace(-2, 2, channels // groups)
+        model[1].weight *= spread.reshape(1, -1, 1, 1)
+    x = torch.randn(8, 4, 5, 5)
+    quantized = quantize_static(model, x).model
+    assert weight_errors(model, quantized)["1"].sqnr > 38
+    pair = compare_weights(model.state_dict(), quantized.state_dict())["1.weight"]
+    assert pair["float"].shape == pair["quantized"].shape
+    assert pair["quantized"].q_per_channel_scales().numel() == channels
+
+
+def test_named_arguments_are_data_everywhere() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+            return self.dequant(self.second(self.first(self.quant(x + shift))))
+
+    model, batch = Two().eval(), {"x": torch.randn(16, 8), "shift": torch.ones(8)}
+    for data in (batch, [batch, batch]):
+        quantized = quantize_static(model, data).model
+        assert [row.name for row in layer_errors(model, quantized, data)][:2] == ["quant", "dequant"]
+        assert len(analysis.sensitivity(model, data, progress=False)) == 3
+        assert analysis.equalize(model, data).first.weight.shape == (8, 8)
+        found = report.collect(quantized, model, data)
+        assert sum(layer.activation_histogram is not None for layer in found.layers) == 3
+    assert output_sqnr(model(**batch), analysis.correct_bias(model, batch)(**batch)) > 20
+    result = analysis.quantize_with_accuracy(model, batch, lambda candidate: 1.0, 0.0, progress=False)
+    assert result.accuracy == 1.0

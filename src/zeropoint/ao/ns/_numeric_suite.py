@@ -84,56 +84,61 @@ def compare_weights(float_dict: Mapping[str, Any], quantized_dict: Mapping[str, 
         match = _float_key(key, float_dict)
         if match is None:
             continue
-        floating = float_dict[match]
-        weight = weight_of(key, stored, quantized_dict, floating)
+        floating, weight = _matched(key, stored, quantized_dict, float_dict[match])
         if weight is not None:
-            if weight.shape != floating.shape:
-                floating = _as_grids_lie(floating, weight)
             pairs[key] = {"float": floating, "quantized": weight}
     return pairs
 
 
-def weight_of(key: str, stored: Any, state: Mapping[str, Any], floating: Any = None) -> Tensor | None:
-    """The weight that ``key`` stands for; None if it stands for something else.
+def _matched(key: str, stored: Any, state: Mapping[str, Any], floating: Any) -> tuple[Any, Tensor | None]:
+    """The float weight and the one that ``key`` stands for, in one layout; None if it stands for something else.
 
     Which dimension the grids belong to is not written in a state dict. Where several have the right size, as in a
     square transposed convolution, it is the one that comes closest to the float weight.
     """
+    scale, zero_point = state.get(f"{key}_scale"), state.get(f"{key}_zero_point")
+    tensors = all(isinstance(part, Tensor) for part in (stored, floating, scale, zero_point))
+    if not tensors or not cast(Tensor, scale).dim():
+        return floating, weight_of(key, stored, state)
+    readings = []
+    for groups, axis in _layouts(stored, cast(Tensor, scale).numel()):
+        if groups > 1 and floating.shape != stored.shape:
+            continue
+        wanted, codes = (exchange_channels(x, groups) if groups > 1 else x for x in (floating, stored))
+        weight = QTensor.from_codes(codes, cast(Tensor, scale), cast(Tensor, zero_point), axis=axis)
+        same = wanted.shape == weight.shape
+        distance = float((weight.dequantize() - wanted).abs().sum()) if same else 0.0
+        readings.append((distance, wanted, weight))
+    best = min(readings, key=lambda reading: reading[0], default=(0.0, floating, None))
+    return best[1:]
+
+
+def _layouts(codes: Tensor, channels: int) -> list[tuple[int, int]]:
+    """Groups whose channels are to be exchanged (1: as it is), and the dimension that then has a grid an entry.
+
+    Of a transposed convolution it is the second one, and with groups the first one of the weight with its channels
+    exchanged.
+    """
+    found = [(1, axis) for axis in (0, 1) if axis < codes.dim() and codes.shape[axis] == channels]
+    groups = channels // codes.shape[1] if codes.dim() > 2 else 1
+    if groups > 1 and groups * codes.shape[1] == channels and codes.shape[0] % groups == 0:
+        found.append((groups, 0))
+    return found
+
+
+def weight_of(key: str, stored: Any, state: Mapping[str, Any]) -> Tensor | None:
+    """The weight that ``key`` stands for, its grids along the first dimension that they fit; None if it is none."""
     leaf = key.rpartition(".")[2]
     scale, zero_point = state.get(f"{key}_scale"), state.get(f"{key}_zero_point")
     if isinstance(stored, Tensor) and isinstance(scale, Tensor) and isinstance(zero_point, Tensor):
         if scale.dim() == 0:
             return QTensor.from_codes(stored, float(scale), int(zero_point))
-        readings = [QTensor.from_codes(codes, scale, zero_point, axis=axis) for codes, axis in _readings(stored, scale)]
-        return min(readings, key=lambda weight: _distance(weight, floating), default=None)
+        axis = 0 if stored.shape[0] == scale.numel() else 1
+        return QTensor.from_codes(stored, scale, zero_point, axis=axis)
     if leaf == "_packed_params":
         entry = stored[0] if isinstance(stored, (tuple, list)) and stored else stored
         return entry if isinstance(entry, Tensor) else None
     return stored if leaf == "weight" and isinstance(stored, Tensor) else None
-
-
-def _readings(codes: Tensor, scale: Tensor) -> list[tuple[Tensor, int]]:
-    """Codes, and the dimension that has a grid an entry: of a transposed convolution it is the second one, and with
-    groups the first one of the weight with its channels exchanged."""
-    channels = scale.numel()
-    found = [(codes, axis) for axis in (0, 1) if axis < codes.dim() and codes.shape[axis] == channels]
-    groups = channels // codes.shape[1] if codes.dim() > 2 else 1
-    if groups > 1 and groups * codes.shape[1] == channels and codes.shape[0] % groups == 0:
-        found.append((exchange_channels(codes, groups), 0))
-    return found
-
-
-def _distance(weight: Tensor, floating: Any) -> float:
-    if not isinstance(floating, Tensor) or floating.numel() != weight.numel():
-        return 0.0
-    return float((weight.dequantize() - _as_grids_lie(floating, weight)).abs().sum())
-
-
-def _as_grids_lie(floating: Tensor, weight: Tensor) -> Tensor:
-    """The float weight in the layout of the quantized one."""
-    if floating.shape == weight.shape or floating.dim() < 3 or floating.numel() != weight.numel():
-        return floating
-    return exchange_channels(floating, weight.shape[0] // floating.shape[1])
 
 
 def _float_key(key: str, float_dict: Mapping[str, Any]) -> str | None:
