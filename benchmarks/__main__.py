@@ -8,7 +8,9 @@ import warnings
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.harness import SETTINGS
+import torch
+
+from benchmarks.harness import RESULTS, SETTINGS
 
 SUITES = {
     "quantized_packing": "packed weights: direct, cached, rebuilt; fused and separate rectification",
@@ -36,8 +38,15 @@ def main() -> int:
     parser.add_argument(
         "--clock", choices=("wall", "cpu"), default="wall", help="cpu: where others use the machine too"
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: on the GPU, by its own events")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder that takes the results")
     arguments = parser.parse_args()
     SETTINGS.threads, SETTINGS.clock = tuple(arguments.threads), arguments.clock
+    SETTINGS.results = arguments.results
+    if arguments.device == "cuda":
+        if not torch.cuda.is_available():
+            parser.error("torch sees no CUDA device here")
+        SETTINGS.device, SETTINGS.threads = torch.device("cuda", torch.cuda.current_device()), (1,)
     warnings.filterwarnings("ignore", message=".*torch.ao.quantization is deprecated.*")
     warnings.filterwarnings("ignore", message=".*deprecated and will be removed.*")
     sys.path.append(str(Path(__file__).parent.parent / "examples"))

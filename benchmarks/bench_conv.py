@@ -30,16 +30,14 @@ def run(quick: bool = False) -> Suite:
         x = torch.randn(1, inputs, size, size).to(memory_format=torch.channels_last)
         for count in SETTINGS.threads:
             with threads(count):
-                _case(suite, f"{name}, {count} thread(s)", layer, x, count)
+                _case(suite, f"{name}, {SETTINGS.label(count)}", layer, x, count)
     return suite
 
 
 def _case(suite: Suite, case: str, layer: nn.Conv2d, x: torch.Tensor, count: int) -> None:
     ours, codes = peers.quantized_layer(zeropoint.ao, layer, x)
-    calls = {
-        "zeropoint": partial(ours, codes),
-        "float32": partial(layer.to(memory_format=torch.channels_last), x),
-    }
+    layer = layer.to(SETTINGS.device, memory_format=torch.channels_last)
+    calls = {"zeropoint": partial(ours, codes), **peers.float_layers(layer, x.to(SETTINGS.device))}
     for engine in peers.ENGINES:
         try:
             with peers.engine(engine) as ao:
@@ -48,12 +46,12 @@ def _case(suite: Suite, case: str, layer: nn.Conv2d, x: torch.Tensor, count: int
             suite.missing(f"torch.ao {engine}", error)
     try:
         calls["ONNX Runtime"] = peers.onnx_conv(
-            codes.int_repr(),
+            codes.int_repr().cpu(),
             codes.q_scale(),
             codes.q_zero_point(),
             layer,
-            ours.weight().int_repr(),
-            ours.weight().q_per_channel_scales(),
+            ours.weight().int_repr().cpu(),
+            ours.weight().q_per_channel_scales().cpu(),
             ours.scale,
             ours.zero_point,
             count,

@@ -38,7 +38,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import zeropoint.distributed as zd
-from benchmarks.harness import RESULTS, machine, table
+from benchmarks.harness import RESULTS, SETTINGS, Suite, machine, table
 
 ADDRESS, PORT = "10.77.0.{}", 29577  # of the namespaces' own network, which nothing outside them reaches
 HUB, HOST = f"zeropoint-{os.getpid()}-hub", f"zeropoint-{os.getpid()}-host{{}}"
@@ -360,8 +360,30 @@ def train(data: Path, ranks: int, seeds: int) -> None:
     (RESULTS / "ddp_training.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
-def run(quick: bool = False, ranks: int = 4, rate: int = 100, steps: int = 7) -> DdpSuite:
-    """Measures; ``quick`` takes one step a way at 1 Gbit/s."""
+def _on_gpu(quick: bool) -> Suite:
+    """What a hook adds to a step on a GPU: its operators on one bucket, against a copy and a cast of the bucket."""
+    operators = torch.ops.zeropoint
+    suite = Suite("ddp", "Operators of the communication hooks on one bucket of gradients", "ddp")
+    for megabytes in (4,) if quick else (4, 25):
+        bucket = torch.randn(megabytes * 2**18).to(SETTINGS.device)
+        for bits in (8, 4):
+            packed = operators.block_pack(bucket, 4, bits, 128, None)
+            calls: dict[str, Callable[[], object]] = {
+                "zeropoint": lambda b=bits, x=bucket: operators.block_pack(x, 4, b, 128, None),
+                "pack, stochastic": lambda b=bits, x=bucket: operators.block_pack(x, 4, b, 128, 1),
+                "sum of four ranks": lambda b=bits, p=packed: operators.block_sum(p, b, 128),
+                "unpack": lambda b=bits, p=packed, x=bucket: operators.block_unpack(p, b, 128, x.numel()),
+                "copy": bucket.clone,
+                "cast to bfloat16": lambda x=bucket: x.to(torch.bfloat16),
+            }
+            suite.add(f"{megabytes} MB, {bits} bits", calls, {"megabytes": megabytes, "bits": bits})
+    return suite
+
+
+def run(quick: bool = False, ranks: int = 4, rate: int = 100, steps: int = 7) -> DdpSuite | Suite:
+    """Measures; ``quick`` takes one step a way at 1 Gbit/s. On a GPU, the hooks' operators alone."""
+    if SETTINGS.on_gpu:
+        return _on_gpu(quick)
     suite = DdpSuite(measure(ranks, 1000 if quick else rate, 1 if quick else steps), ranks)
     suite.show()
     return suite

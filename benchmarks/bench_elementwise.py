@@ -29,6 +29,8 @@ def run(quick: bool = False) -> Suite:
             theirs: dict[str, Call] = {}
             try:
                 peers.torch_ao()
+                if SETTINGS.on_gpu:
+                    raise peers.Absent("torch.ao has few quantized operators on CUDA")
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     theirs = _torch_ao()
@@ -40,17 +42,17 @@ def run(quick: bool = False) -> Suite:
                     calls["dequantize, float32, quantize"] = round_trips[name]
                 if name in theirs:
                     calls["torch.ao"] = theirs[name]
-                suite.add(f"{name}, {count} thread(s)", calls, {"threads": count})
+                suite.add(f"{name}, {SETTINGS.label(count)}", calls, {"threads": count})
     return suite
 
 
 def _pictures() -> torch.Tensor:
-    return torch.randn(SHAPE).to(memory_format=torch.channels_last)
+    return torch.randn(SHAPE).to(SETTINGS.device, memory_format=torch.channels_last)
 
 
 def _affine() -> dict[str, tuple[Call, Call]]:
-    x, scales = _pictures(), torch.rand(64) * 0.01 + 0.02
-    zeros = torch.randint(-5, 5, (64,))
+    x, scales = _pictures(), (torch.rand(64) * 0.01 + 0.02).to(SETTINGS.device)
+    zeros = torch.randint(-5, 5, (64,)).to(SETTINGS.device)
     q, half = zp.quantize_per_tensor(x, *A, zp.quint8), x.to(torch.bfloat16)
     channels = zp.quantize_per_channel(x, scales, zeros, 1, zp.qint8)
     return {  # against what a copy of the float tensor costs
@@ -81,9 +83,13 @@ def _arithmetic() -> dict[str, tuple[Call, Call]]:
 
 
 def _norms() -> dict[str, tuple[Call, Call]]:
-    x, batch, group = _pictures(), nn.BatchNorm2d(64).eval(), nn.GroupNorm(8, 64)
+    x, batch, group = (
+        _pictures(),
+        nn.BatchNorm2d(64).eval().to(SETTINGS.device),
+        nn.GroupNorm(8, 64).to(SETTINGS.device),
+    )
     a = zp.quantize_per_tensor(x, *A, zp.quint8)
-    tokens, layer = torch.randn(TOKENS), nn.LayerNorm(TOKENS[-1])
+    tokens, layer = torch.randn(TOKENS).to(SETTINGS.device), nn.LayerNorm(TOKENS[-1]).to(SETTINGS.device)
     t = zp.quantize_per_tensor(tokens, *A, zp.quint8)
     statistics = (batch.running_mean, batch.running_var)
     return {
@@ -101,10 +107,10 @@ def _norms() -> dict[str, tuple[Call, Call]]:
 
 def _round_trips() -> dict[str, Call]:
     """Norms as they are done without integer kernels: through a float copy of the input."""
-    group, layer = nn.GroupNorm(8, 64), nn.LayerNorm(TOKENS[-1])
+    group, layer = nn.GroupNorm(8, 64).to(SETTINGS.device), nn.LayerNorm(TOKENS[-1]).to(SETTINGS.device)
     a, t = (
         zp.quantize_per_tensor(_pictures(), *A, zp.quint8),
-        zp.quantize_per_tensor(torch.randn(TOKENS), *A, zp.quint8),
+        zp.quantize_per_tensor(torch.randn(TOKENS).to(SETTINGS.device), *A, zp.quint8),
     )
     return {
         "group norm": lambda: zp.quantize_per_tensor(group(a.dequantize()), *OUT, zp.quint8),

@@ -15,6 +15,7 @@ from benchmarks import peers
 from benchmarks.harness import SETTINGS, Suite, threads
 
 ACTIVATION, WEIGHT = (8, 64, 56, 56), (512, 256, 3, 3)
+SHAPES = {"activation": ACTIVATION, "weight": WEIGHT}
 
 
 def run(quick: bool = False) -> Suite:
@@ -24,17 +25,17 @@ def run(quick: bool = False) -> Suite:
         libraries["torch.ao"] = peers.torch_ao()
     except peers.Absent as error:
         suite.missing("torch.ao", error)
-    inputs = {"activation": torch.randn(ACTIVATION), "weight": torch.randn(WEIGHT)}
+    inputs = {kind: torch.randn(shape).to(SETTINGS.device) for kind, shape in SHAPES.items()}
     for count in SETTINGS.threads:
         with threads(count):
             for case, (kind, make) in list(_modules().items())[: 2 if quick else None]:
                 x = inputs[kind]
                 calls: dict[str, Callable[[], object]] = {}
                 for name, ao in libraries.items():
-                    module = make(ao)
+                    module = make(ao).to(SETTINGS.device)
                     module(x)
                     calls[name] = partial(_train if isinstance(module, _Trained) else _observe, module, x)
-                suite.add(f"{case}, {count} thread(s)", calls, {"threads": count})
+                suite.add(f"{case}, {SETTINGS.label(count)}", calls, {"threads": count})
     return suite
 
 

@@ -63,12 +63,18 @@ def _convolutional(
     zeropoint.ao.quantization.fuse_modules(folded, folded.fuse_lists(), inplace=True)
     folded = folded.to(memory_format=torch.channels_last)
     ours = _static(float_network, calibration, zeropoint.ao)
-    networks: dict[str, Callable[[Tensor], Tensor]] = {
-        "zeropoint": ours,
-        "zeropoint, compiled": zeropoint.compile(ours, pictures[:1]),
-        "float32": float_network,
-        "float32 folded, channels_last": lambda x: folded(x.contiguous(memory_format=torch.channels_last)),
-    }
+    networks: dict[str, Callable[[Tensor], Tensor]] = {"zeropoint": ours}
+    if SETTINGS.on_gpu:
+        ours, folded, pictures = ours.to(SETTINGS.device), folded.to(SETTINGS.device), pictures.to(SETTINGS.device)
+        float_network = copy.deepcopy(float_network).to(SETTINGS.device)
+        labels = None if labels is None else labels.to(SETTINGS.device)
+        networks["zeropoint, CUDA graph"] = peers.Graphed(ours)
+        for half, dtype in peers.HALVES.items():
+            networks[f"{half} folded, channels_last, CUDA graph"] = peers.Graphed(copy.deepcopy(folded), dtype)
+    else:
+        networks["zeropoint, compiled"] = zeropoint.compile(ours, pictures[:1])
+    networks["float32"] = float_network
+    networks["float32 folded, channels_last"] = lambda x: folded(x.contiguous(memory_format=torch.channels_last))
     for engine in peers.ENGINES:
         try:
             with peers.engine(engine) as ao:
@@ -76,7 +82,7 @@ def _convolutional(
         except (peers.Absent, RuntimeError) as error:
             suite.missing(f"torch.ao {engine}", error)
     try:
-        onnx = peers.OnnxNetwork(float_network, calibration)
+        onnx = peers.OnnxNetwork(float_network, calibration) if not SETTINGS.on_gpu else None
     except peers.Absent as error:
         onnx = None
         suite.missing("ONNX Runtime", error)
@@ -97,7 +103,7 @@ def _convolutional(
                 print(f"\n   of {len(labels)} pictures right: {facts['right']}")
             for batch in (1, 8):
                 calls = {n: partial(call, pictures[:batch]) for n, call in here.items()}
-                case = f"{name}, batch {batch}, {count} thread(s)"
+                case = f"{name}, batch {batch}, {SETTINGS.label(count)}"
                 suite.add(case, calls, {**facts, "batch": batch}, batch_seconds=0.2)
 
 
@@ -113,7 +119,11 @@ def _minilm(suite: Suite) -> None:
     def dynamic(ao: ModuleType) -> nn.Module:
         return ao.quantization.quantize_dynamic(float_network, {nn.Linear: ao.quantization.per_channel_dynamic_qconfig})
 
-    networks = {"zeropoint": dynamic(zeropoint.ao), "float32": float_network}
+    networks = {"zeropoint": dynamic(zeropoint.ao).to(SETTINGS.device)}
+    networks["float32"] = copy.deepcopy(float_network).to(SETTINGS.device)
+    if SETTINGS.on_gpu:
+        for half, dtype in peers.HALVES.items():
+            networks[half] = copy.deepcopy(float_network).to(SETTINGS.device, dtype)
     for engine in peers.ENGINES:
         try:
             with peers.engine(engine) as ao:
@@ -125,7 +135,7 @@ def _minilm(suite: Suite) -> None:
     for count in SETTINGS.threads:
         with threads(count):
             for batch in (1, 8):
-                inputs = tokenize(texts[:batch])
+                inputs = [value.to(SETTINGS.device) for value in tokenize(texts[:batch])]
                 calls = {name: partial(network, *inputs) for name, network in networks.items()}
-                case = f"MiniLM dynamic, {batch} text(s), {count} thread(s)"
+                case = f"MiniLM dynamic, {batch} text(s), {SETTINGS.label(count)}"
                 suite.add(case, calls, {"threads": count, "batch": batch}, batch_seconds=0.2)

@@ -4,6 +4,7 @@ A number from another run is worth little: clocks, neighbours and caches differ.
 then each gets a short batch of calls, then each again, A B C A B C …, and what is reported is the ratio within the run.
 
 On a machine that others use too, ``--clock cpu --threads 1`` counts the processor's time instead of the wall's.
+With ``--device cuda`` time is what passes on the device between two events around a batch, after a longer warm-up.
 
 A suite leaves ``results/<suite>.json``, with machine, date and versions, and a picture beside it.
 """
@@ -18,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,7 +33,7 @@ __all__ = ["RESULTS", "SETTINGS", "Suite", "Timing", "in_turn", "machine", "summ
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "zeropoint"
-PACKAGES = ("torch", "zeropoint", "numpy", "onnxruntime", "onnx", "openvino")
+PACKAGES = ("torch", "zeropoint", "numpy", "onnxruntime", "onnx", "openvino", "triton", "torchao")
 
 
 @dataclass
@@ -42,10 +43,23 @@ class Settings:
     Attributes:
         clock: "wall", or "cpu" for the processor's time of all threads of this process.
         threads: the numbers of threads to measure with.
+        device: where tensors and layers are.
+        results: the folder that takes the files.
     """
 
     clock: str = "wall"
     threads: tuple[int, ...] = (1, 2)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    results: Path = RESULTS
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is measured."""
+        return self.device.type == "cuda"
+
+    def label(self, count: int) -> str:
+        """What a case's name says of where it runs."""
+        return str(self.device) if self.on_gpu else f"{count} thread(s)"
 
     def now(self) -> float:
         """Seconds on the chosen clock."""
@@ -53,6 +67,7 @@ class Settings:
 
 
 SETTINGS = Settings()
+WARM_UP = 5  # calls on a GPU before anything is timed: kernels are compiled in the first
 
 
 @dataclass(frozen=True)
@@ -90,23 +105,39 @@ def in_turn(
     """
     counts = {}
     prepare = before or {}
+    timed = _on_device if SETTINGS.on_gpu else _on_clock
     with torch.inference_mode():
         for name, call in peers.items():
             prepare.get(name, bool)()
-            call()
-            start = SETTINGS.now()
-            call()
-            once = SETTINGS.now() - start
-            counts[name] = calls or max(1, int(batch_seconds / max(once, 1e-7)))
+            for _ in range(WARM_UP if SETTINGS.on_gpu else 1):
+                call()
+            counts[name] = calls or max(1, int(batch_seconds / max(timed(call, 1), 1e-7)))
         samples: dict[str, list[float]] = {name: [] for name in peers}
         for _ in range(batches):
             for name, call in peers.items():
                 prepare.get(name, bool)()
-                start = SETTINGS.now()
-                for _ in range(counts[name]):
-                    call()
-                samples[name].append((SETTINGS.now() - start) / counts[name])
+                samples[name].append(timed(call, counts[name]) / counts[name])
     return {name: Timing(tuple(s)) for name, s in samples.items()}
+
+
+def _on_clock(call: Callable[[], object], count: int) -> float:
+    """Seconds that ``count`` calls take on the chosen clock."""
+    start = SETTINGS.now()
+    for _ in range(count):
+        call()
+    return SETTINGS.now() - start
+
+
+def _on_device(call: Callable[[], object], count: int) -> float:
+    """Seconds between two events of the device around ``count`` calls."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(count):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3
 
 
 @contextmanager
@@ -140,9 +171,21 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "torch_capability": torch.backends.cpu.get_cpu_capability(),
         "zeropoint": backends.describe(),
-        "clock": SETTINGS.clock,
+        **({"gpu": _gpu()} if SETTINGS.on_gpu else {}),
+        "clock": "device events" if SETTINGS.on_gpu else SETTINGS.clock,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": versions,
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    about = torch.cuda.get_device_properties(SETTINGS.device)
+    return {
+        "name": about.name,
+        "capability": f"{about.major}.{about.minor}",
+        "multiprocessors": about.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "backend": backends.triton.describe(),
     }
 
 
@@ -187,7 +230,8 @@ class Suite:
         self.absent: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         about = machine()
-        print(f"\n== {title}\n   {about['cpu']}, {about['cores']} cores, {about['zeropoint']}, {about['clock']} time")
+        where = about["gpu"] if SETTINGS.on_gpu else f"{about['cpu']}, {about['cores']} cores, {about['zeropoint']}"
+        print(f"\n== {title}\n   {where}, {about['clock']} time")
 
     def missing(self, peer: str, why: object) -> None:
         """Names a peer that cannot be measured here, once."""
@@ -211,7 +255,7 @@ class Suite:
 
     def finish(self) -> None:
         """Writes ``results/<file>.json`` and, with matplotlib, ``results/<file>.png``."""
-        RESULTS.mkdir(exist_ok=True)
+        SETTINGS.results.mkdir(parents=True, exist_ok=True)
         report = {
             "suite": self.name,
             "title": self.title,
@@ -220,7 +264,7 @@ class Suite:
             "missing": self.absent,
             "rows": self.rows,
         }
-        path = RESULTS / f"{self.file}.json"
+        path = SETTINGS.results / f"{self.file}{'_cuda' if SETTINGS.on_gpu else ''}.json"
         path.write_text(json.dumps(report, indent=2) + "\n")
         print(f"\n   written: {path}")
         try:
@@ -254,7 +298,8 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("time / zeropoint's time (right of the line: zeropoint is faster)")
     about = report["machine"]
-    where = f"{about['cpu']}, {about['cores']} cores, {about['clock']} time, {about['date']}"
+    hardware = about["gpu"]["name"] if "gpu" in about else f"{about['cpu']}, {about['cores']} cores"
+    where = f"{hardware}, {about['clock']} time, {about['date']}"
     axes.set_title(f"{report['title']}\n{where}", fontsize=10)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=110)

@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,17 +16,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness import SETTINGS
+
 __all__ = [
     "ENGINES",
+    "HALVES",
     "Absent",
+    "Graphed",
     "OnnxNetwork",
     "engine",
+    "float_layers",
+    "int_mm",
     "onnx_conv",
     "onnx_linear",
     "onnx_linear_dynamic",
     "openvino_network",
     "quantized_layer",
     "torch_ao",
+    "torchao_linear",
 ]
 
 ENGINES = ("x86", "onednn")
@@ -54,6 +62,8 @@ def torch_ao() -> ModuleType:
 def engine(name: str) -> Iterator[ModuleType]:
     """``torch.ao`` with one of its engines; what is converted inside keeps that engine afterwards."""
     ao = torch_ao()
+    if SETTINGS.on_gpu:
+        raise Absent("torch.ao has no quantized layers on CUDA")
     if name not in torch.backends.quantized.supported_engines:
         raise Absent(f"this torch has no engine {name}")
     before = torch.backends.quantized.engine
@@ -74,7 +84,86 @@ def quantized_layer(ao: ModuleType, layer: nn.Module, x: Tensor, backend: str = 
     with torch.inference_mode():
         network(x)
     ao.quantization.convert(network, inplace=True)
+    if SETTINGS.on_gpu:
+        network, x = network.to(SETTINGS.device), x.to(SETTINGS.device)
     return network[1], network[0](x)
+
+
+# --- on a GPU -----------------------------------------------------------------------------------------------------
+
+HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def float_layers(layer: nn.Module, x: Tensor) -> dict[str, Callable[[], object]]:
+    """The float layer on its input: float32, and on a GPU bfloat16 and float16 too."""
+    calls: dict[str, Callable[[], object]] = {"float32": partial(layer, x)}
+    if x.is_cuda:
+        for name, dtype in HALVES.items():
+            calls[name] = partial(copy.deepcopy(layer).to(dtype), x.to(dtype))
+    return calls
+
+
+class Graphed:
+    """A network that a CUDA graph replays: captured anew for every shape of its input.
+
+    Args:
+        network: on a GPU, in evaluation mode.
+        dtype: what network and inputs are cast to; None leaves them.
+    """
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype | None = None) -> None:
+        self.network, self.dtype = network if dtype is None else network.to(dtype), dtype
+        self.graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape not in self.graphs:
+            self.graphs[x.shape] = self._captured(x)
+        graph, given, out = self.graphs[x.shape]
+        given.copy_(x)
+        graph.replay()
+        return out
+
+    def _captured(self, x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        given = x.clone(memory_format=torch.channels_last) if self.dtype is None else x.to(self.dtype)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # compiles kernels and fills caches, which a capture must not
+                self.network(given)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = self.network(given)
+        return graph, given, out
+
+
+def int_mm(x: Tensor, x_zero_point: int, weight: Tensor, factor: Tensor, zero_point: int) -> Callable[[], object]:
+    """``torch._int_mm`` of uint8 codes (M, K) and int8 weights (N, K), then the last step as torch operators.
+
+    Args:
+        factor: float32, one an output channel: input scale times weight scale over output scale.
+    """
+    if x.shape[0] <= 16 or x.shape[1] % 8 or weight.shape[0] % 8:
+        raise Absent("torch._int_mm takes more than 16 rows, and sizes that 8 divides")
+    signed, columns = (x.to(torch.int16) - 128).to(torch.int8), weight.t()
+    shift = (x_zero_point - 128) * weight.to(torch.int32).sum(1, dtype=torch.int32)
+
+    def run() -> Tensor:
+        steps = (torch._int_mm(signed, columns) - shift).to(torch.float32) * factor
+        return (torch.round(steps) + zero_point).clamp_(0, 255).to(torch.uint8)
+
+    return run
+
+
+def torchao_linear(layer: nn.Linear, x: Tensor) -> Callable[[], object]:
+    """torchao's int8 weights with int8 activations that are quantized on the way."""
+    try:
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+    except ImportError as error:
+        raise Absent(str(error)) from error
+    model = nn.Sequential(copy.deepcopy(layer).to(torch.bfloat16))
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    return partial(model, x.to(torch.bfloat16))
 
 
 # --- ONNX Runtime -------------------------------------------------------------------------------------------------
@@ -83,6 +172,9 @@ def quantized_layer(ao: ModuleType, layer: nn.Module, x: Tensor, backend: str = 
 def _session(model: Any, threads: int) -> Any:
     try:
         import onnxruntime
+
+        if SETTINGS.on_gpu:
+            raise Absent("measured on processors only")
     except ImportError as error:
         raise Absent(str(error)) from error
     options = onnxruntime.SessionOptions()
@@ -97,6 +189,8 @@ def _one_operator(
     operator: str, domain: str, inputs: list[tuple[str, np.ndarray | None]], x: np.ndarray, out: int, **attributes: Any
 ) -> Any:
     """An ONNX model of one operator; inputs with an array are constants, the one without is fed."""
+    if SETTINGS.on_gpu:
+        raise Absent("measured on processors only")
     try:
         import onnx
         from onnx import TensorProto, helper, numpy_helper
@@ -125,7 +219,7 @@ def _constants(x_scale: float, x_zero_point: int, weight: Tensor, weight_scale: 
         ("x", None),
         ("x_scale", np.float32(x_scale)),
         ("x_zero_point", np.uint8(x_zero_point)),
-        ("w", weight.numpy()),
+        ("w", weight.cpu().numpy()),
         ("w_scale", weight_scale.numpy().astype(np.float32)),
         ("w_zero_point", np.zeros(weight_scale.numel(), np.int8)),
     ]
