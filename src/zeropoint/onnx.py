@@ -11,6 +11,7 @@ May import: ``ops``.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from zeropoint.ops import qdq
 from zeropoint.ops.activation import FUNCTIONS
 from zeropoint.ops.fake_quantize import onnx_form
+from zeropoint.ops.pool import _pool_sizes as pool_sizes
 
 __all__ = ["export", "lower"]
 
@@ -97,6 +99,17 @@ def _form(name: str) -> Callable[[_Form], _Form]:
         return function
 
     return register
+
+
+def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
+    """Rectifiers of codes, as one node; other tensors are left to torch."""
+    if x.dtype not in (torch.int8, torch.uint8):
+        return NotImplemented
+    ends = (None if end is None else torch.full((), int(end), dtype=x.dtype) for end in (low, high))
+    return qdq.clip(x, *ends)
+
+
+_FORMS[torch.ops.aten.clamp.default] = _clamp
 
 
 def _scalar_grid(scale: float, zero_point: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -223,11 +236,21 @@ def _conv_transpose(
     groups: int,
     *out: Any,
 ) -> Tensor:
-    if groups > 1 and scale.numel() > 1:
-        raise ValueError("ONNX has no grids per channel of a transposed convolution with groups: quantize per tensor")
-    real, kernel = _real(x, x_scale, x_zero), _weight(weight, scale, zero, axis=1)
+    real, kernel = _real(x, x_scale, x_zero), _transposed_weight(weight, scale, zero, groups)
     convolve = _TRANSPOSED[len(stride) - 1]
     return _codes(convolve(real, kernel, bias, stride, padding, output_padding, groups, dilation), *out[:-1])
+
+
+def _transposed_weight(weight: Tensor, scale: Tensor, zero: Tensor, groups: int) -> Tensor:
+    """One grid an output channel, group after group: each group has a node of its own."""
+    if groups == 1 or scale.numel() == 1:
+        return _weight(weight, scale, zero, axis=1)
+    parts = []
+    for group in range(groups):
+        rows, channels = weight.shape[0] // groups, scale.numel() // groups
+        scales, zeros = (t.narrow(0, group * channels, channels) for t in (scale, zero.expand(scale.shape)))
+        parts.append(_weight(weight.narrow(0, group * rows, rows), scales, zeros, axis=1))
+    return torch.cat(parts)
 
 
 def _dynamic_codes(x: Tensor, reduce_range: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -278,6 +301,28 @@ def _conv_dynamic(
     return (torch.relu(y) if relu else y).to(x.dtype)
 
 
+@_form("conv_transpose_dynamic")
+def _conv_transpose_dynamic(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    reduce_range: bool,
+    relu: bool,
+    _: Any,
+) -> Tensor:
+    real = qdq.dequantize(*_dynamic_codes(x, reduce_range), None)
+    kernel = _transposed_weight(weight, scale, zero, groups)
+    y = _TRANSPOSED[len(stride) - 1](real, kernel, bias, stride, padding, output_padding, groups, dilation)
+    return (torch.relu(y) if relu else y).to(x.dtype)
+
+
 def _binary(compute: Callable[[Tensor, Tensor], Tensor]) -> _Form:
     def form(a: Tensor, a_scale: float, a_zero: int, b: Tensor, b_scale: float, b_zero: int, *out: Any) -> Tensor:
         return _codes(compute(_real(a, a_scale, a_zero), _real(b, b_scale, b_zero)), *out)
@@ -295,6 +340,9 @@ def _max_pool(x: Tensor, kernel_size: Sequence[int], *window: Any) -> Tensor:
     return _whole(pool(_real(x, 1.0, 0), kernel_size, *window), 1.0, 0, x.dtype)
 
 
+_AVERAGES: tuple[Any, ...] = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
+
+
 @_form("avg_pool")
 def _avg_pool(
     x: Tensor,
@@ -306,11 +354,22 @@ def _avg_pool(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor:
-    pool: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(kernel_size) - 1]
-    divisor = () if divisor_override is None else (divisor_override,)
-    real = _real(x, 1.0, zero_point)
-    y = pool(real, kernel_size, stride, padding, ceil_mode, count_include_pad, *divisor)
-    return _whole(y, 1.0, zero_point, x.dtype)
+    real, pool = _real(x, 1.0, zero_point), _AVERAGES[len(kernel_size) - 1]
+    if not ceil_mode and divisor_override is None:
+        y = pool(real, kernel_size, stride, padding, False, count_include_pad)
+        return _whole(y, 1.0, zero_point, x.dtype)
+    # Runtimes count the positions of windows that hang over in different ways: here the graph counts them.
+    sizes = pool_sizes("avg_pool", x, kernel_size, stride, padding, [1] * len(kernel_size), ceil_mode)
+    steps = zip(sizes, stride, kernel_size, x.shape[2:], padding, strict=True)
+    hang = [max((out - 1) * step + kernel - size - 2 * pad, 0) for out, step, kernel, size, pad in steps]
+    both = [pad for pad in reversed(padding) for _ in range(2)]
+    behind = [amount for over in reversed(hang) for amount in (0, over)]
+    positions = math.prod(kernel_size)
+    total = pool(F.pad(F.pad(real, both), behind), kernel_size, stride) * positions
+    if divisor_override is not None:
+        return _whole(total / divisor_override, 1.0, zero_point, x.dtype)
+    counted = F.pad(torch.ones_like(real[:1, :1]), both, value=float(count_include_pad))
+    return _whole(total / (pool(F.pad(counted, behind), kernel_size, stride) * positions), 1.0, zero_point, x.dtype)
 
 
 @_form("adaptive_avg_pool")
@@ -321,6 +380,21 @@ def _adaptive_avg_pool(x: Tensor, zero_point: int, output_size: Sequence[int]) -
     else:
         pool: Any = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[len(output_size) - 1]
         y = pool(real, output_size)
+    return _whole(y, 1.0, zero_point, x.dtype)
+
+
+@_form("interpolate")
+def _interpolate(
+    x: Tensor, zero_point: int, size: Sequence[int], ratio: Sequence[float], mode: str, align_corners: bool
+) -> Tensor:
+    lengths = list(zip(x.shape[2:], size, ratio, strict=True))
+    corners = align_corners and mode == "linear"
+    if not corners and any(abs(r * out - n) > 1e-6 * n for n, out, r in lengths):
+        raise ValueError("ONNX resizes to sizes: give Upsample or interpolate a size, or recompute_scale_factor=True")
+    name = {"linear": ("linear", "bilinear", "trilinear")[len(size) - 1]}.get(mode, mode)
+    y = F.interpolate(
+        _real(x, 1.0, zero_point), list(size), mode=name, align_corners=corners if mode == "linear" else None
+    )
     return _whole(y, 1.0, zero_point, x.dtype)
 
 

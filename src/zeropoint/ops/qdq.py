@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["captures", "capturing", "dequantize", "quantize", "quantize_dequantize", "storage_of"]
+__all__ = ["captures", "capturing", "clip", "dequantize", "quantize", "quantize_dequantize", "storage_of"]
 
 _ENDS = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 _forced = False
@@ -78,6 +78,11 @@ def _along(axis: int | None) -> dict[str, Any]:
     return {} if axis is None else {"axis": axis}
 
 
+def clip(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+    """``x`` between two 0-d tensors of its dtype as a ``Clip`` node; None leaves an end open."""
+    return torch.onnx.ops.symbolic("Clip", (x, low, high), dtype=x.dtype, shape=x.shape)
+
+
 def _clipped(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None, ends: tuple[int, int]) -> Tensor:
     """``x`` inside the real values of the codes ``ends``, where the dtype's own ends would not do that."""
     low, high = _ENDS[zero_point.dtype]
@@ -86,11 +91,13 @@ def _clipped(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None, end
         shape[axis] = -1
         scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
     zero = zero_point.to(torch.float32)
-    if ends[0] > low:
-        x = torch.maximum(x, (ends[0] - zero) * scale)
-    if ends[1] < high:
-        x = torch.minimum(x, (ends[1] - zero) * scale)
-    return x
+    least = (ends[0] - zero) * scale if ends[0] > low else None
+    most = (ends[1] - zero) * scale if ends[1] < high else None
+    if axis is None and (least is not None or most is not None) and not torch._C._is_tracing():
+        return clip(x, least, most)  # what the optimizer of torch.onnx makes of maximum and minimum fails at second use
+    if least is not None:
+        x = torch.maximum(x, least)
+    return x if most is None else torch.minimum(x, most)
 
 
 def quantize(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None, quant_min: int, quant_max: int) -> Tensor:
