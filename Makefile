@@ -23,7 +23,7 @@ $(VENV)/tools.done: Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --upgrade pip
 	$(PIP) install --quiet $(TORCH) numpy "scikit-build-core>=0.10" cmake ninja
-	$(PIP) install --quiet pytest hypothesis ruff mypy safetensors typer rich onnx onnxscript onnxruntime
+	$(PIP) install --quiet pytest hypothesis ruff mypy safetensors typer rich jinja2 onnx onnxscript onnxruntime
 	$(PIP) install --quiet --no-deps $(TRITON)
 	touch $@
 
@@ -52,11 +52,11 @@ demo: $(VENV)/examples.done ## quantize real networks and compare them with floa
 	$(BIN)/python examples/imagenet.py
 
 test: $(VENV)/examples.done voices ## all tests; those of the CUDA backend in a process of their own, where Triton interprets
-	$(PYTEST) --ignore tests/triton
-	$(PYTEST) tests/triton
+	$(PYTEST) --ignore tests/cuda
+	$(PYTEST) tests/cuda
 
 triton-test: $(VENV)/examples.done ## the CUDA backend's kernels: in Triton's interpreter, or on a GPU where there is one
-	$(PYTEST) tests/triton
+	$(PYTEST) tests/cuda
 
 check: $(VENV)/package.done ## format, lint, types, a case of every fast test: under a minute
 	$(BIN)/ruff format --check .

@@ -43,7 +43,7 @@ elif command -v cmake ninja >/dev/null; then
 fi
 
 # Right first: the same tests that run in the interpreter, on the device.
-step tests "$PYTHON" -m pytest -q -m cuda tests/triton
+step tests "$PYTHON" -m pytest -q -m cuda tests/cuda
 
 quick=()
 [ -n "${QUICK:-}" ] && quick=(--quick)

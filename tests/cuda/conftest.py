@@ -1,7 +1,7 @@
 """The CUDA backend's kernels against the references: in Triton's interpreter, and on a GPU where there is one.
 
 Without a GPU, ``TRITON_INTERPRET=1`` is set here, before Triton is first imported. On a GPU, the same tests run there:
-``pytest tests/triton -m cuda``.
+``pytest tests/cuda -m cuda``.
 """
 
 from __future__ import annotations
