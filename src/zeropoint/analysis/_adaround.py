@@ -55,7 +55,7 @@ def adaround(
         learning_rate: of Adam.
         strength: weight of the term that drives every weight up or down.
         names: the layers to round, by path; None: all.
-        progress: show a progress bar, if tqdm is installed.
+        progress: show a progress bar, if tqdm or rich is installed.
 
     Returns:
         A prepared copy with rounded weights, to convert: their codes are those that were learned.

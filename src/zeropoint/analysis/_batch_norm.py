@@ -31,7 +31,7 @@ def reestimate_batch_norm(model: nn.Module, data: Any, *, progress: bool = False
     Args:
         model: a float model, or one that ``prepare_qat`` prepared; it is left as it is.
         data: a tensor, or batches, of more than one value a channel; their statistics are averaged.
-        progress: show a progress bar, if tqdm is installed.
+        progress: show a progress bar, if tqdm or rich is installed.
 
     Returns:
         The copy with new statistics.

@@ -52,8 +52,8 @@ def equalize(
 
     Where nothing but positively homogeneous functions stands between two layers, ``W1`` and ``W2`` may be divided and
     multiplied by ``s > 0`` in each channel: the model computes what it did. ``s = sqrt(max|W1| / max|W2|)`` gives both
-    the same range; this goes round all pairs until it settles. With ``absorb``, biases that keep a channel above zero in
-    all of the data move into the next layer, so that the activations' grid need not reach up to them.
+    the same range; this goes round all pairs until it settles. With ``absorb``, biases that keep a channel above zero
+    in all of the data move into the next layer, so that the activations' grid need not reach up to them.
 
     M. Nagel, M. van Baalen, T. Blankevoort, M. Welling, "Data-Free Quantization Through Weight Equalization and Bias
     Correction", 2019, sections 4.1 and 5.1.1. There, a ReLU6 in between becomes a ReLU, which networks that live by the

@@ -96,7 +96,7 @@ def activation_errors(
         float_model: the float model, fused as the quantized one was.
         q_model: the quantized model.
         data: a tensor, or batches: tensors, tuples of arguments, or dicts of named ones.
-        progress: show a progress bar, if tqdm is installed.
+        progress: show a progress bar, if tqdm or rich is installed.
 
     Raises:
         TypeError, ValueError: data that is none.
@@ -171,7 +171,7 @@ def layer_errors(float_model: nn.Module, q_model: nn.Module, data: Any, *, progr
         float_model: the float model, fused as the quantized one was.
         q_model: the quantized model.
         data: a tensor, or batches: tensors, tuples of arguments, or dicts of named ones.
-        progress: show a progress bar, if tqdm is installed.
+        progress: show a progress bar, if tqdm or rich is installed.
 
     Returns:
         One entry for each quantized module that has a float twin of the same path, and for each

@@ -119,7 +119,7 @@ def quantize_with_accuracy(
             activations' observer as it is, then with MSE and with histogram observers.
         method: "static", or "dynamic" for what ``quantize_dynamic`` does.
         resume: a file that keeps the layers' sensitivities, as for :func:`~zeropoint.analysis.sensitivity`.
-        progress: show a progress bar, if tqdm is installed.
+        progress: show a progress bar, if tqdm or rich is installed.
 
     Raises:
         ValueError: a negative ``max_drop``, another method, no data, or a static model without stubs.

@@ -107,7 +107,7 @@ def sensitivity(
         method: "static", or "dynamic" for what ``quantize_dynamic`` does.
         calibration: data for the observers; None takes ``data``.
         resume: a file that keeps what was measured: a second call with the same model and data goes on from there.
-        progress: show a progress bar, if tqdm is installed.
+        progress: show a progress bar, if tqdm or rich is installed.
 
     Raises:
         TypeError, ValueError: data that is none, a model without layers to quantize, another method, or a ``resume``

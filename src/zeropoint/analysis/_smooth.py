@@ -41,7 +41,7 @@ def smooth(
         alpha: how much of the difficulty the weights take, from 0 to 1.
         groups: the norm and all linear layers that read it, by path, instead of those that are found: norms whose
             output nothing but linear layers reads.
-        progress: show a progress bar, if tqdm is installed.
+        progress: show a progress bar, if tqdm or rich is installed.
 
     Returns:
         The smoothed copy.

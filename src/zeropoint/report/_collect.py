@@ -133,7 +133,7 @@ def collect(
         data: a tensor, or batches: tensors, tuples of arguments, or dicts of named ones.
         sensitivity: what :func:`zeropoint.analysis.sensitivity` found, to show.
         title: None: the model's class.
-        progress: show progress bars, if tqdm is installed.
+        progress: show progress bars, if tqdm or rich is installed.
 
     Raises:
         TypeError, ValueError: data that is none, or a model without quantized layers.

@@ -48,7 +48,7 @@ def write(
         path: ends in ``.html``, ``.md`` or ``.json``.
         sensitivity: what :func:`zeropoint.analysis.sensitivity` found, to show.
         title: None: the model's class.
-        progress: show progress bars, if tqdm is installed.
+        progress: show progress bars, if tqdm or rich is installed.
 
     Returns:
         What was measured.
