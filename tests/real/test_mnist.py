@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zeropoint.ao.quantization import convert, fuse_modules, get_default_qconfig, prepare
+from zeropoint.ao.nn.quantized import dynamic as nnqd
+from zeropoint.ao.quantization import convert, fuse_modules, get_default_qconfig, prepare, quantize_dynamic
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -49,6 +50,18 @@ def test_int8_reads_digits_as_well_as_float(
     assert accuracy[0] > 0.75
     assert accuracy[1] >= accuracy[0] - 0.005
     assert float((floating == integer).float().mean()) >= 0.985
+
+
+def test_dynamic_convolutions_read_digits_as_well_as_float(
+    float_network: nn.Module, digits: tuple[Tensor, Tensor]
+) -> None:
+    x, labels = digits[0][256:], digits[1][256:]
+    quantized = quantize_dynamic(float_network, {nn.Conv2d, nn.Linear})
+    assert {type(part).__module__ for name, part in quantized.named_modules() if "Conv2d" in type(part).__name__} == {
+        nnqd.Conv2d.__module__
+    }
+    accuracy = [float((guesses(m, x) == labels).float().mean()) for m in (float_network, quantized)]
+    assert accuracy[1] >= accuracy[0] - 0.005
 
 
 def test_every_layer_is_int8(int8_network: nn.Module) -> None:
