@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -12,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fresh_process import environment
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
-
-SOURCE = Path(__file__).parents[2] / "src"
 
 
 @pytest.fixture
@@ -38,10 +36,6 @@ def invoke(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "nets", raising=False)
     return lambda *words: CliRunner().invoke(make_app(), [str(word) for word in words])
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONWARNINGS": "error", **more}
 
 
 @pytest.fixture

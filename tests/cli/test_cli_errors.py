@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from cli.conftest import environment
+from fresh_process import environment
 
 QUANTIZE = ("quantize", "nets:make", "--data", "x.npz", "-o", "net.pt", "--report", "net.md")
 
