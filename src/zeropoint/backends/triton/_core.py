@@ -34,6 +34,7 @@ __all__ = [
     "launch",
     "lines",
     "narrowed",
+    "places",
     "power_of_two",
     "quotient",
     "real",
@@ -160,6 +161,16 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any)
 def real(word):
     """The float64 number of 64 bits."""
     return word.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def places(count, BLOCK: tl.constexpr):
+    """Places of one program's elements, and which of them exist: of 32 bits, as ``count``, unless that needs 64.
+
+    Dividing 64-bit numbers is what a device does slowest. In the last program 32 bits may run over.
+    """
+    at = (tl.program_id(0) + (count - count)) * BLOCK + tl.arange(0, BLOCK)
+    return at, (at >= 0) & (at < count)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from zeropoint.backends.triton._core import (
     is_wide,
     launch,
     lines,
+    places,
     quotient,
     real,
     same_layout,
@@ -64,15 +65,14 @@ def _binary(
     BLOCK: tl.constexpr,
 ):
     """Two operands in the output's memory order (FLAT), or in up to four dimensions with steps of their own."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     if FLAT:
         a_at, b_at = at, at
     else:
-        i_3 = at % size_3
-        i_2 = at // size_3 % size_2
-        i_1 = at // size_3 // size_2 % size_1
-        i_0 = at // size_3 // size_2 // size_1
+        i_3 = (at % size_3).to(tl.int64)
+        i_2 = (at // size_3 % size_2).to(tl.int64)
+        i_1 = (at // size_3 // size_2 % size_1).to(tl.int64)
+        i_0 = (at // size_3 // size_2 // size_1).to(tl.int64)
         a_at = i_0 * a_0 + i_1 * a_1 + i_2 * a_2 + i_3 * a_3
         b_at = i_0 * b_0 + i_1 * b_1 + i_2 * b_2 + i_3 * b_3
     a = steps_of(tl.load(a_ptr + a_at, mask=inside, other=0), a_zero, WIDE_A)
@@ -110,8 +110,7 @@ def _prelu(
     WIDE_OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     steps = steps_of(tl.load(x_ptr + at, mask=inside, other=0), x_zero, WIDE_IN)
     slope = tl.load(slope_ptr + at // step % channels, mask=inside, other=0.0).to(tl.float64)
     below = (slope * real(x_scale) / real(out_scale)).to(tl.float32)
@@ -122,8 +121,7 @@ def _prelu(
 
 @triton.jit
 def _lookup(codes_ptr, table_ptr, out_ptr, count, FIRST: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     place = tl.load(codes_ptr + at, mask=inside, other=0).to(tl.int32) - FIRST
     tl.store(out_ptr + at, tl.load(table_ptr + place, mask=inside, other=0), mask=inside)
 

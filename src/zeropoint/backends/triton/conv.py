@@ -140,7 +140,7 @@ def _conv(
     """One tile of the output of one group: ``n_count`` output channels, each of ``k_count`` weights."""
     group = tl.program_id(2)
     tiles_n = tl.cdiv(n_count, BLOCK_N)
-    m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = (tl.program_id(0) // tiles_n + (m_count - m_count)) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_n = column < n_count
     n = group * n_count + column
@@ -187,7 +187,7 @@ def _conv(
             x_h,
             x_w,
         )
-        shown = inside & (m < m_count)[:, None] & (k < k_count)[None, :]
+        shown = inside & ((m >= 0) & (m < m_count))[:, None] & (k < k_count)[None, :]
         x = flip(tl.load(x_group + place, mask=shown, other=zero), X_UNSIGNED)
         weights = w_ptr + n.to(tl.int64)[None, :] * k_count + k[:, None]
         taps = tl.load(weights, mask=inside_n[None, :] & (k < k_count)[:, None], other=0)
@@ -227,7 +227,7 @@ def _conv(
                 x_h,
                 x_w,
             )
-            shown = inside & (m < m_count)[:, None] & (k < k_count)[None, :]
+            shown = inside & ((m >= 0) & (m < m_count))[:, None] & (k < k_count)[None, :]
             x = flip(tl.load(x_group + place, mask=shown, other=zero), X_UNSIGNED)
             rows += tl.sum(tl.where((k < k_count)[None, :], x, 0).to(tl.int32), axis=1)
         both = k_count * xz * wz.to(sums.dtype)
@@ -248,8 +248,10 @@ def _conv(
         REAL,
         RELU,
     )
-    places = out_ptr + m[:, None] * out_channels + n[None, :]
-    tl.store(places, narrowed(y, out_ptr.dtype.element_ty), mask=(m < m_count)[:, None] & inside_n[None, :])
+    places = out_ptr + m.to(tl.int64)[:, None] * out_channels + n[None, :]
+    tl.store(
+        places, narrowed(y, out_ptr.dtype.element_ty), mask=((m >= 0) & (m < m_count))[:, None] & inside_n[None, :]
+    )
 
 
 @triton.jit(do_not_specialize=["x_scale", "x_zero", "out_scale_bits", "out_zero", "low", "high"])
@@ -302,7 +304,7 @@ def _depthwise(
     BLOCK_N: tl.constexpr,
 ):
     """A tile of positions and channels; ``factor`` output channels read each input channel."""
-    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m = (tl.program_id(0) + (m_count - m_count)) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_n = n < out_channels
     batch, d, h, w = _position(m, out_d, out_h, out_w)
@@ -317,8 +319,17 @@ def _depthwise(
         at_w = w * stride_w - pad_w + tap % kernel_w * dilate_w
         at_h = h * stride_h - pad_h + tap // kernel_w % kernel_h * dilate_h
         at_d = d * stride_d - pad_d + tap // kernel_w // kernel_h * dilate_d
-        inside = (at_w >= 0) & (at_w < in_w) & (at_h >= 0) & (at_h < in_h) & (at_d >= 0) & (at_d < in_d) & (m < m_count)
-        place = batch * x_n + at_d * x_d + at_h * x_h + at_w * x_w
+        inside = (
+            (at_w >= 0)
+            & (at_w < in_w)
+            & (at_h >= 0)
+            & (at_h < in_h)
+            & (at_d >= 0)
+            & (at_d < in_d)
+            & (m >= 0)
+            & (m < m_count)
+        )
+        place = batch.to(tl.int64) * x_n + at_d.to(tl.int64) * x_d + at_h.to(tl.int64) * x_h + at_w.to(tl.int64) * x_w
         shown = inside[:, None] & inside_n[None, :]
         x = tl.load(x_ptr + place[:, None] + channels[None, :], mask=shown, other=0).to(tl.int32)
         weight = tl.load(w_ptr + n * taps + tap, mask=inside_n, other=0).to(tl.int32) - wz
@@ -339,8 +350,10 @@ def _depthwise(
         REAL,
         RELU,
     )
-    places = out_ptr + m[:, None] * out_channels + n[None, :]
-    tl.store(places, narrowed(y, out_ptr.dtype.element_ty), mask=(m < m_count)[:, None] & inside_n[None, :])
+    places = out_ptr + m.to(tl.int64)[:, None] * out_channels + n[None, :]
+    tl.store(
+        places, narrowed(y, out_ptr.dtype.element_ty), mask=((m >= 0) & (m < m_count))[:, None] & inside_n[None, :]
+    )
 
 
 # --- packed weights -----------------------------------------------------------------------------------------------

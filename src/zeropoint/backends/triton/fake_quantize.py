@@ -20,6 +20,7 @@ from zeropoint.backends.triton._core import (
     launch,
     lines,
     narrowed,
+    places,
     power_of_two,
     real,
     rint,
@@ -62,8 +63,7 @@ def _fake_quantize(
     BLOCK: tl.constexpr,
 ):
     """``grid.fake_quantize``; one grid is one channel."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     channel = at // step % channels
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(FLOAT)
     scale = tl.load(scale_ptr + channel, mask=inside, other=1.0).to(FLOAT)
@@ -98,8 +98,7 @@ def _fake_quantize(
 @triton.jit
 def _through_mask(grad_ptr, mask_ptr, out_ptr, count, FLOAT: tl.constexpr, BLOCK: tl.constexpr):
     """``grad * mask``: a NaN passes wherever it stands."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(FLOAT)
     mask = tl.load(mask_ptr + at, mask=inside, other=0)
     tl.store(out_ptr + at, narrowed(grad * mask.to(FLOAT), out_ptr.dtype.element_ty), mask=inside)

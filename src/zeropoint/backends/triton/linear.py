@@ -535,6 +535,7 @@ def multiply(
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         GROUP=8,
+        num_warps=8 if block_m * block_n >= 1 << 14 else 4,
         **last,
     )
     if split > 1:
@@ -710,6 +711,7 @@ def matmul(
             BLOCK_N=block_n,
             BLOCK_K=block_k,
             GROUP=8,
+            num_warps=8 if block_m * block_n >= 1 << 14 else 4,
         )
     if a.dim() == 1:
         out = out.squeeze(-2)

@@ -24,6 +24,7 @@ from zeropoint.backends.triton._core import (
     is_wide,
     launch,
     lines,
+    places,
     real,
     rint,
     steps_of,
@@ -94,8 +95,7 @@ def _per_channel(
     WIDE_OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     channel = at // step % channels
     steps = steps_of(tl.load(x_ptr + at, mask=inside, other=0), x_zero, WIDE_IN)
     y = steps.to(tl.float32) * tl.load(factor_ptr + channel, mask=inside, other=0.0)

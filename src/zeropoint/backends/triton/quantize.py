@@ -23,6 +23,7 @@ from zeropoint.backends.triton._core import (
     launch,
     lines,
     narrowed,
+    places,
     quotient,
     real,
     rint,
@@ -60,8 +61,7 @@ def _quantize(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(FLOAT)
     code = code_from(x * real(inverse_bits).to(FLOAT), zero_point, low, high, WIDE)
     tl.store(out_ptr + at, code.to(out_ptr.dtype.element_ty), mask=inside)
@@ -70,8 +70,7 @@ def _quantize(
 @triton.jit(do_not_specialize=["low", "high"])
 def _quantize_from(x_ptr, out_ptr, scale_ptr, zero_ptr, count, low, high, BLOCK: tl.constexpr):
     """8-bit codes on a grid that lies on the device: float64 scale, int64 zero point; arithmetic in float32."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     step = tl.div_rn(tl.full((1,), 1.0, tl.float32), tl.load(scale_ptr + tl.zeros((1,), tl.int32)).to(tl.float32))
     code = code_from(x * step, tl.load(zero_ptr).to(tl.int32), low, high, False)
@@ -94,8 +93,7 @@ def _quantize_channels(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     channel = at // step % channels
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(FLOAT)
     scale = tl.load(scale_ptr + channel, mask=inside, other=1.0).to(FLOAT)
@@ -118,8 +116,7 @@ def _quantize_channels(
 def _dequantize(
     codes_ptr, out_ptr, count, scale_bits, zero_point, FLOAT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     steps = steps_of(tl.load(codes_ptr + at, mask=inside, other=0), zero_point, WIDE)
     value = steps.to(FLOAT) * real(scale_bits).to(FLOAT)
     tl.store(out_ptr + at, narrowed(value, out_ptr.dtype.element_ty), mask=inside)
@@ -138,8 +135,7 @@ def _dequantize_channels(
     REAL_ZERO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     channel = at // step % channels
     codes = tl.load(codes_ptr + at, mask=inside, other=0)
     zero = tl.load(zero_ptr + channel, mask=inside, other=0)
@@ -165,8 +161,7 @@ def _requantize(
     WIDE_OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    at, inside = places(count, BLOCK)
     steps = steps_of(tl.load(codes_ptr + at, mask=inside, other=0), zero_point, WIDE_IN)
     code = code_from(steps.to(tl.float32) * real(factor_bits).to(tl.float32), out_zero, low, high, WIDE_OUT)
     tl.store(out_ptr + at, code.to(out_ptr.dtype.element_ty), mask=inside)
