@@ -181,7 +181,14 @@ def make_qconfig(method: str, spec: str | None, observer: str | None, weights: s
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
-def load_data(spec: str, *, batch_size: int = 32, batches: int | None = None, inputs: int | None = None) -> list[Any]:
+def load_data(
+    spec: str,
+    *,
+    batch_size: int = 32,
+    batches: int | None = None,
+    inputs: int | None = None,
+    progress: bool = False,
+) -> list[Any]:
     """The batches that DATA names.
 
     Args:
@@ -189,6 +196,7 @@ def load_data(spec: str, *, batch_size: int = 32, batches: int | None = None, in
         batch_size: samples a batch, where DATA is samples.
         batches: the most batches; None: all.
         inputs: how many tensors of a tuple are the model's arguments; None: all of them.
+        progress: show a progress bar.
 
     Raises:
         ValueError: what is wrong with it, in words for the user.
@@ -211,12 +219,22 @@ def load_data(spec: str, *, batch_size: int = 32, batches: int | None = None, in
                 raise _broken("DATA", spec, "calling it", error) from error
     listed = _split(found, spec, batch_size)
     try:
-        chosen = list(itertools.islice(listed, batches))
+        chosen = list(_watched(itertools.islice(listed, batches), batches, progress))
     except (Exception, SystemExit) as error:
         raise _broken("DATA", spec, "going through it", error) from error
     if not chosen:
         raise ValueError(f"DATA {spec!r} is empty: calibration needs at least one batch")
     return [_arguments(batch, spec, inputs) for batch in chosen]
+
+
+def _watched(batches: Iterable[Any], count: int | None, progress: bool) -> Iterable[Any]:
+    """The batches behind a progress bar: a function of the user's may take its time."""
+    if not progress:
+        return batches
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(batches, "loading data", total=count, console=Console(stderr=True), transient=True)
 
 
 def _read_numpy(path: Path) -> Any:

@@ -106,7 +106,9 @@ def register(app: "typer.Typer") -> None:
         settings = _settings(qconfig, observer and observer.value, weights.value if weights else None, method.value)
         model = _inputs.load_model(program)
         loaded = (
-            None if data is None else _inputs.load_data(data, batch_size=batch_size, batches=batches, inputs=inputs)
+            None
+            if data is None
+            else _inputs.load_data(data, batch_size=batch_size, batches=batches, inputs=inputs, progress=progress)
         )
         accuracy = None
         if evaluate is not None and max_drop is not None:

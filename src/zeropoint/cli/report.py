@@ -58,7 +58,7 @@ def register(app: "typer.Typer") -> None:
         if not checkpoint.is_file():
             raise ValueError(f"{checkpoint}: there is no such file")
         model = _inputs.load_model(program)
-        loaded = _inputs.load_data(data, batch_size=batch_size, batches=batches, inputs=inputs)
+        loaded = _inputs.load_data(data, batch_size=batch_size, batches=batches, inputs=inputs, progress=progress)
         recipe.check_data(model, loaded)
         done = recipe.load(model, checkpoint)
         ranking = None
