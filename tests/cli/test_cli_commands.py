@@ -53,7 +53,7 @@ def test_inspect_shows_grids_of_a_checkpoint_of_ours(invoke: Callable[..., Any])
     assert weight["bytes"] == 8 * 27 + 8 * (4 + 4)
     assert found["recipe"]["fuse"] == [["conv", "bn", "relu"]]
     words = invoke("inspect", "net.pt").stdout
-    assert "made by zeropoint quantize: static, 1 rows fused" in words
+    assert "made by zeropoint quantize: static, 1 row fused" in words
     assert "8 grids, scale" in words
 
 
@@ -96,7 +96,7 @@ def test_static(invoke: Callable[..., Any], folder: Path) -> None:
 
     done = invoke(*QUANTIZE, "--report", "net.md")
     assert done.exit_code == 0, done.output
-    assert "fused   1 rows, such as conv + bn + relu" in done.stdout
+    assert "fused   1 row, such as conv + bn + relu" in done.stdout
     assert done.stdout.endswith("wrote net.pt and net.md\n")
     assert (folder / "net.md").read_text().startswith("# Net: what quantization cost")
     loaded = recipe.load(nets.make(), "net.pt")

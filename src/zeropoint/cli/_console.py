@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-__all__ = ["Terminated", "command", "fail", "megabytes", "show_json", "table"]
+__all__ = ["Terminated", "command", "counted", "fail", "megabytes", "show_json", "table"]
 
 _EXPLAINED = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 """Errors whose text is enough: it names what was seen and the cure. Others are named by their class too."""
@@ -58,6 +58,11 @@ def _finite(x: Any) -> Any:
 def megabytes(size: int) -> str:
     """A file's size for people."""
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def fail(message: str, status: int = 1) -> NoReturn:

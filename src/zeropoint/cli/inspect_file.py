@@ -39,7 +39,7 @@ def register(app: "typer.Typer") -> None:
         ] = None,
         json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
-        from zeropoint.cli._console import megabytes, show_json, table
+        from zeropoint.cli._console import counted, megabytes, show_json, table
 
         found = _inspect(file, allow or [])
         if json:
@@ -57,8 +57,8 @@ def register(app: "typer.Typer") -> None:
         recipe = found["recipe"]
         if recipe is not None:
             print(
-                f"made by zeropoint quantize: {recipe['method']}, {len(recipe['fuse'])} rows fused, "
-                f"{len(recipe['islands'])} modules in float"
+                f"made by zeropoint quantize: {recipe['method']}, {counted(len(recipe['fuse']), 'row')} fused, "
+                f"{counted(len(recipe['islands']), 'module')} in float"
                 + "".join(f", {name} {value}" for name, value in recipe["settings"].items())
             )
         print(

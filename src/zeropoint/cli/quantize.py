@@ -251,13 +251,13 @@ def _facts(
 
 
 def _print(facts: dict[str, Any]) -> None:
-    from zeropoint.cli._console import megabytes, table
+    from zeropoint.cli._console import counted, megabytes, table
 
     left = facts["left_in_float"]
-    print(f"{facts['model']}: {len(facts['quantized'])} modules quantized, {len(left)} left in float")
+    print(f"{facts['model']}: {counted(len(facts['quantized']), 'module')} quantized, {len(left)} left in float")
     rows = [("method", ", ".join([facts["method"], *(f"{k} {v}" for k, v in facts["settings"].items())]))]
     if facts["fused"]:
-        rows.append(("fused", f"{len(facts['fused'])} rows, such as {' + '.join(facts['fused'][0])}"))
+        rows.append(("fused", f"{counted(len(facts['fused']), 'row')}, such as {' + '.join(facts['fused'][0])}"))
     if facts["wrapped"]:
         rows.append(("stubs", "put around the model, which has none"))
     rows.append(("size", f"{megabytes(facts['bytes'])}, float {megabytes(facts['float_bytes'])}"))
