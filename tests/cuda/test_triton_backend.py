@@ -68,3 +68,47 @@ def test_every_kernel_compiles_for_a_gpu_and_keeps_every_rounding(triton: Any, a
     done = run("-W", "ignore", str(Path(__file__).with_name("triton_offline.py")), arch)
     assert done.returncode == 0, done.stderr
     assert "kernels" in done.stdout
+
+
+@pytest.mark.slow
+def test_torch_compile_traces_a_converted_model_to_the_kernels(device: torch.device) -> None:
+    from zeropoint.ao.quantization import DeQuantStub, QuantStub, convert, get_default_qconfig, prepare
+
+    layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4))
+    model = torch.nn.Sequential(QuantStub(), *layers, DeQuantStub()).eval()
+    model.qconfig = get_default_qconfig()  # type: ignore[assignment]
+    prepared = prepare(model)
+    x = torch.randn(2, 3, 8, 8)
+    prepared(x)
+    quantized = convert(prepared).to(device)
+    wanted = quantized(x.to(device))
+    compiled = torch.compile(quantized, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x.to(device)), wanted)
+
+
+@pytest.mark.cuda
+def test_a_cuda_graph_captures_a_converted_model(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("graphs are of CUDA")
+    from zeropoint.ao.quantization import DeQuantStub, QuantStub, convert, get_default_qconfig, prepare
+
+    layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.Hardswish(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4))
+    model = torch.nn.Sequential(QuantStub(), *layers, DeQuantStub()).eval()
+    model.qconfig = get_default_qconfig()  # type: ignore[assignment]
+    prepared = prepare(model)
+    pictures = torch.randn(2, 2, 3, 8, 8)
+    prepared(pictures[0])
+    quantized, given = convert(prepared).cuda(), pictures[0].cuda()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(stream):
+        for _ in range(3):
+            quantized(given)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out = quantized(given)
+    given.copy_(pictures[1])
+    graph.replay()
+    with torch.no_grad():
+        assert torch.equal(out, quantized(pictures[1].cuda()))

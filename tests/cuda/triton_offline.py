@@ -106,6 +106,9 @@ def compile_everything() -> None:
     run("linear", long, 0.1, 3, torch.zeros(48, 40000, dtype=i8), one, zero, None, *to_i8, None)
     a = torch.zeros(3, 20, 32, dtype=u8)
     run("matmul", a, 0.1, 3, a.transpose(1, 2), 0.1, 3, *to_u8)
+    run("matmul", a.transpose(1, 2), 0.1, 3, a, 0.1, 3, *to_u8)
+    b = torch.zeros(2, 256, 512, dtype=u8)
+    run("matmul", b.transpose(1, 2), 0.1, 3, b, 0.1, 3, *to_u8)
 
     for rank, groups, kernel in ((1, 1, 3), (2, 2, 3), (3, 48, 3)):
         picture = torch.zeros(2, 48, *[9] * rank, dtype=u8)
