@@ -17,6 +17,7 @@ from zeropoint.ops import activation, arithmetic, norm
 Call = Callable[[], object]
 SHAPE = (8, 64, 56, 56)
 TOKENS = (32, 512, 768)
+SCORES, KEYS = (12, 12, 128, 128), (12, 12, 128, 32)
 A, B, OUT = (0.03, 120), (0.04, 130), (0.06, 125)
 
 
@@ -68,6 +69,8 @@ def _affine() -> dict[str, tuple[Call, Call]]:
 def _arithmetic() -> dict[str, tuple[Call, Call]]:
     x, y = _pictures(), _pictures()
     a, b = zp.quantize_per_tensor(x, *A, zp.quint8), zp.quantize_per_tensor(y, *B, zp.quint8)
+    slopes, scores, keys = torch.rand(64), torch.randn(SCORES), torch.randn(KEYS)
+    s, k = (zp.quantize_per_tensor(t, *A, zp.quint8) for t in (scores, keys))
     return {
         "add": (lambda: arithmetic.add(a, b, *OUT), lambda: x + y),
         "add and ReLU": (lambda: arithmetic.add(a, b, *OUT, relu=True), lambda: torch.relu(x + y)),
@@ -76,6 +79,14 @@ def _arithmetic() -> dict[str, tuple[Call, Call]]:
         "ReLU": (lambda: torch.relu(a), lambda: torch.relu(x)),
         "sigmoid": (lambda: activation.sigmoid(a), lambda: torch.sigmoid(x)),
         "hardswish": (lambda: activation.hardswish(a, *OUT), lambda: F.hardswish(x)),
+        "PReLU": (lambda: activation.prelu(a, slopes, *OUT), lambda: F.prelu(x, slopes)),
+        "nearest, twice as large": (lambda: F.interpolate(a, scale_factor=2), lambda: F.interpolate(x, scale_factor=2)),
+        "bilinear, twice as large": (
+            lambda: F.interpolate(a, scale_factor=2, mode="bilinear"),
+            lambda: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        ),
+        "softmax of 128 scores": (lambda: activation.softmax(s, -1), lambda: scores.softmax(-1)),
+        "scores of 128 queries and keys": (lambda: arithmetic.matmul(k, k.mT, *OUT), lambda: keys @ keys.mT),
         "max pool 3x3": (lambda: F.max_pool2d(a, 3, 2, 1), lambda: F.max_pool2d(x, 3, 2, 1)),
         "average pool 3x3": (lambda: F.avg_pool2d(a, 3, 2, 1), lambda: F.avg_pool2d(x, 3, 2, 1)),
         "average over the picture": (lambda: F.adaptive_avg_pool2d(a, 1), lambda: F.adaptive_avg_pool2d(x, 1)),
@@ -125,6 +136,7 @@ def _torch_ao() -> dict[str, Call]:
     channels = torch.quantize_per_channel(x, scales, zeros, 1, torch.qint8)
     t = torch.quantize_per_tensor(tokens, *A, torch.quint8)
     ones, noughts = torch.ones(64), torch.zeros(64)
+    s, k = (torch.quantize_per_tensor(torch.randn(shape), *A, torch.quint8) for shape in (SCORES, KEYS))
     weight, bias = torch.ones(TOKENS[-1]), torch.zeros(TOKENS[-1])
     return {
         "quantize per tensor": lambda: torch.quantize_per_tensor(x, *A, torch.quint8),
@@ -139,6 +151,10 @@ def _torch_ao() -> dict[str, Call]:
         "ReLU": lambda: torch.relu(a),
         "sigmoid": lambda: torch.sigmoid(a),
         "hardswish": lambda: q.hardswish(a, *OUT),
+        "nearest, twice as large": lambda: F.interpolate(a, scale_factor=2),
+        "bilinear, twice as large": lambda: F.interpolate(a, scale_factor=2, mode="bilinear"),
+        "softmax of 128 scores": lambda: q.softmax(s, -1, 1 / 256, 0),
+        "scores of 128 queries and keys": lambda: q.matmul(k, k.transpose(-1, -2), *OUT),
         "max pool 3x3": lambda: F.max_pool2d(a, 3, 2, 1),
         "average pool 3x3": lambda: F.avg_pool2d(a, 3, 2, 1),
         "average over the picture": lambda: F.adaptive_avg_pool2d(a, 1),
