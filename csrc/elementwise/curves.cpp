@@ -14,6 +14,7 @@ namespace zeropoint::elementwise {
 namespace {
 
 constexpr int64_t kGrain = 1 << 14;
+constexpr double kFarAway = 1099511627776.0;  // beyond every code
 constexpr int64_t kInside = 64;  // codes of one channel side by side, from which on a table a channel is worth it
 
 template <class T>
@@ -122,7 +123,11 @@ void softmax_of(const T* x, Channels view, double scale, double out_scale, Grid 
         const int64_t largest = *std::max_element(codes, codes + n);
         for (int64_t i = 0; i < n; ++i) exps[i] = std::exp(-static_cast<double>(largest - codes[i]) * scale);
       }
-      const double factor = 1.0 / out_scale / k.sum(exps.data(), n);
+      double factor = 1.0 / out_scale / k.sum(exps.data(), n);
+      if (!(factor < kFarAway)) {  // steps so small that every share above zero is beyond all codes, or no number
+        for (double& e : exps) e = e * factor == e * factor ? std::min(e * factor, kFarAway) : 0.0;
+        factor = 1.0;
+      }
       const auto store = [&](void* to, Type type) {
         k.store(exps.data(), factor, n, static_cast<double>(grid.zero_point), static_cast<double>(grid.low),
                 static_cast<double>(grid.high), to, type);

@@ -16,7 +16,7 @@ struct Kernels {
   void (*mix)(const double* low, const double* high, double share, int64_t n, double* out);
   // The same of x[low[i]] and x[high[i]], with a share each
   void (*mix_each)(const double* x, const int64_t* low, const int64_t* high, const double* share, int64_t n, double* out);
-  // out = clamp(rint(x * factor) + zero, low, high), codes
+  // out = clamp(rint(x * factor) + zero, low, high), codes; x * factor is a number within 2^51 of zero
   void (*store)(const double* x, double factor, int64_t n, double zero, double low, double high, void* out, Type type);
   // The largest code, and out = table[largest - code]; 8-bit codes, a table of 256
   void (*below_largest)(const void* codes, Type type, int64_t n, const double* table, double* out);

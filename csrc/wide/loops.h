@@ -23,16 +23,12 @@ void mix_each(const double* __restrict x, const int64_t* __restrict low, const i
   for (int64_t i = 0; i < n; ++i) out[i] = x[low[i]] * (1.0 - share[i]) + x[high[i]] * share[i];
 }
 
-// Codes are integers below 2^31, so a position that far away is a saturated one whatever it is.
 template <class T>
 inline void store_of(const double* __restrict x, double factor, int64_t n, double zero, double low, double high,
                      T* __restrict out) {
-  constexpr double kFar = 1099511627776.0, kMagic = 6755399441055744.0;
+  constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, ties to even
   for (int64_t i = 0; i < n; ++i) {
     double y = x[i] * factor;
-    y = y == y ? y : 0.0;
-    y = y < -kFar ? -kFar : y;
-    y = y > kFar ? kFar : y;
     y = ((y + kMagic) - kMagic) + zero;
     y = y < low ? low : y;
     y = y > high ? high : y;
