@@ -121,7 +121,8 @@ void run_walked(const Products& products, const Strips& strips, const Geometry& 
       if (prepared != first) a = strips.prepare(first, m, offsets.data());
       prepared = first;
       for (int64_t group = 0; group < g.weight.groups; ++group)
-        products.walked(group, first, m, split.begin(part), split.end(part), a + group * g.weight.group_channels, walk);
+        products.walked(group, first, m, split.begin(part), split.end(part),
+                        a + group * g.weight.group_channels * strips.bytes(), walk);
     }
   });
 }
@@ -162,8 +163,8 @@ void run_rows(const Products& products, const gemm::Packed& packed, const Geomet
 }  // namespace
 
 int64_t line_codes(Isa isa, const WeightSize& size) {
-  const int64_t codes = size.kernel[2] * size.group_channels;
-  return gemm::walks(isa) ? gemm::round_up(codes, gemm::kGroup) : codes;
+  const int64_t codes = size.kernel[2] * size.group_channels, unit = gemm::walk_unit(isa);
+  return unit > 0 ? gemm::round_up(codes, unit) : codes;
 }
 
 std::vector<std::vector<uint8_t>> pack(Isa isa, const int8_t* weight, const WeightSize& size,
@@ -190,11 +191,12 @@ void run(const std::vector<gemm::Packed>& groups, const Geometry& g, const uint8
   const int32_t za = x_zero_point + (x_signed ? 128 : 0);
   const auto fill = static_cast<uint8_t>(za);
   const Products products(groups, g, za, weight_zero_point, requantize, out);
-  bool in_place = !x_signed && g.weight.taps() == 1 && g.weight.group_channels % gemm::kGroup == 0;
+  bool in_place = !x_signed && g.weight.taps() == 1 && gemm::padded_depth(packed.k) == g.weight.group_channels;
   for (int i = 0; i < 3; ++i) in_place = in_place && g.stride[i] == 1 && g.padding[i] == 0 && g.in[i] == g.out[i];
-  if (!in_place && gemm::walks(packed.isa) && weight_zero_point == nullptr && packed.k <= gemm::kMaxNarrowDepth &&
-      Strips::possible(g)) {
-    const Strips strips(g, x, x_signed, fill, line, gemm::tile_rows(packed), parallel.threads);
+  const int64_t unit = gemm::walk_unit(packed.isa);
+  if (!in_place && unit > 0 && weight_zero_point == nullptr && packed.k <= gemm::kMaxNarrowDepth &&
+      Strips::possible(g, unit)) {
+    const Strips strips(g, x, x_signed, fill, line, packed, parallel.threads);
     return run_walked(products, strips, g, packed.k, parallel);
   }
   run_rows(products, packed, g, x, in_place, Gather(g, x, x_signed, fill, line), parallel);

@@ -3,7 +3,7 @@
 //
 // A row, the codes under the window of one output position, consists of segments: kernel lines, or single taps where
 // these lie apart. In memory they are where the window is; rows of neighbouring positions overlap. What is missing for
-// that is the border, and for signed codes the flipped sign: so the input lines under a strip of output positions are
+// that is the border, for signed codes the flipped sign, and for some kernels 16 bits: so the input lines under a strip of output positions are
 // copied once, with their border, into memory that stays in the cache. That is a fraction of what gathering rows takes.
 #pragma once
 #include <algorithm>
@@ -18,9 +18,9 @@ namespace zeropoint::conv {
 
 class Strips {
  public:
-  // Whether the windows' rows can be walked at all: segments must be as the weights are packed, and the lines under
-  // few positions not too long to be copied.
-  static bool possible(const Geometry& g) {
+  // Whether the windows' rows can be walked at all, in runs of `unit` codes: segments must be as the weights are packed,
+  // and the lines under few positions not too long to be copied.
+  static bool possible(const Geometry& g, int64_t unit) {
     constexpr int64_t kMostCodes = 1 << 24;
     int64_t window = g.weight.in_channels();
     for (int d = 0; d < 3; ++d) {
@@ -30,13 +30,18 @@ class Strips {
       window *= d == 0 ? reach : (positions - 1) * g.stride[d] + reach;
     }
     return window <= kMostCodes && ((g.weight.groups == 1 && g.dilation[2] == 1) || g.weight.kernel[2] == 1 ||
-                                    g.weight.group_channels % gemm::kGroup == 0);
+                                    g.weight.group_channels % unit == 0);
   }
 
-  // `line`: codes of a kernel line in the packed weights. `tile`: the rows that a kernel takes at once.
-  Strips(const Geometry& geometry, const uint8_t* x, bool x_signed, uint8_t fill, int64_t line, int64_t tile,
-         int64_t threads)
-      : g_(geometry), x_(x), flip_(x_signed ? 0x80 : 0), fill_(fill), channels_(geometry.weight.in_channels()) {
+  // `line`: codes of a kernel line in the packed weights.
+  Strips(const Geometry& geometry, const uint8_t* x, bool x_signed, uint8_t fill, int64_t line,
+         const gemm::Packed& packed, int64_t threads)
+      : g_(geometry),
+        x_(x),
+        flip_(x_signed ? 0x80 : 0),
+        fill_(fill),
+        bytes_(gemm::walk_bytes(packed)),
+        channels_(geometry.weight.in_channels()) {
     const int64_t* kernel = g_.weight.kernel;
     const bool whole = kernel[2] == 1 || (g_.weight.groups == 1 && g_.dilation[2] == 1);
     run_ = whole ? line : g_.weight.group_channels;
@@ -45,10 +50,10 @@ class Strips {
       reach_[d] = (kernel[d] - 1) * g_.dilation[d] + 1;
       inside = inside && g_.padding[d] == 0 && (g_.out[d] - 1) * g_.stride[d] + reach_[d] <= g_.in[d];
     }
-    in_place_ = inside && !x_signed;
+    in_place_ = inside && !x_signed && bytes_ == 1;
     width_ = in_place_ ? g_.in[2] : (g_.out[2] - 1) * g_.stride[2] + reach_[2];
     line_pitch_ = width_ * channels_;
-    choose_rows(tile, threads);
+    choose_rows(gemm::tile_rows(packed), threads);
     for (int64_t d = 0; d < kernel[0]; ++d)
       for (int64_t h = 0; h < kernel[1]; ++h)
         for (int64_t w = 0; w < (whole ? 1 : kernel[2]); ++w)
@@ -59,8 +64,11 @@ class Strips {
   // Output positions of a strip; the last may have fewer.
   int64_t rows() const { return rows_; }
 
-  // Prepares output positions [first, first + count), count <= rows(). Returns what `walk` counts from, plus the first
-  // channel of a group; `offsets` has room for rows().
+  // Bytes of a code in what `prepare` returns.
+  int64_t bytes() const { return bytes_; }
+
+  // Prepares output positions [first, first + count), count <= rows(). Returns what `walk` counts from, in codes, for the
+  // first channel; `offsets` has room for rows().
   const uint8_t* prepare(int64_t first, int64_t count, int64_t* offsets) const {
     uint8_t* strip = nullptr;
     if (!in_place_)
@@ -78,7 +86,7 @@ class Strips {
       } else {
         lines_above = top * g_.stride[1];
         from = slab++ * g_.weight.kernel[0] * depth_pitch_;
-        copy(image, d, lines_above, (bottom - top) * g_.stride[1] + reach_[1], strip + from);
+        copy(image, d, lines_above, (bottom - top) * g_.stride[1] + reach_[1], strip + from * bytes_);
       }
       int64_t w = in_plane % g_.out[2];
       for (int64_t h = top; h <= bottom; ++h, w = 0) {
@@ -110,7 +118,7 @@ class Strips {
       const int64_t lines = std::min(g_.out[1], (rows - 2 + g_.out[2]) / g_.out[2] + 1);
       const int64_t slabs = (rows - 2 + plane) / plane + 1;
       depth_pitch_ = ((lines - 1) * g_.stride[1] + reach_[1]) * line_pitch_;
-      scratch_bytes_ = slabs * g_.weight.kernel[0] * depth_pitch_ + kVector;
+      scratch_bytes_ = (slabs * g_.weight.kernel[0] * depth_pitch_ + kVector) * bytes_;
     };
     rows_ = kMostRows;
     for (measure(rows_); rows_ > kLeastRows && scratch_bytes_ > kBytes; measure(rows_)) rows_ -= kLeastRows / 3;
@@ -125,31 +133,46 @@ class Strips {
     // Columns [left, right) of the strip lie inside the input.
     const int64_t left = std::clamp<int64_t>(g_.padding[2], 0, width_);
     const int64_t right = std::clamp<int64_t>(g_.in[2] + g_.padding[2], left, width_);
-    for (int64_t k = 0; k < g_.weight.kernel[0]; ++k, to += depth_pitch_) {
+    for (int64_t k = 0; k < g_.weight.kernel[0]; ++k, to += depth_pitch_ * bytes_) {
       const int64_t in_d = d * g_.stride[0] - g_.padding[0] + k * g_.dilation[0];
       for (int64_t i = 0; i < lines; ++i) {
-        uint8_t* line = to + i * line_pitch_;
+        uint8_t* line = to + i * line_pitch_ * bytes_;
         const int64_t in_h = top + i - g_.padding[1];
         if (in_d < 0 || in_d >= g_.in[0] || in_h < 0 || in_h >= g_.in[1]) {
-          std::memset(line, fill_, static_cast<size_t>(line_pitch_));
+          fill(line, 0, width_);
           continue;
         }
-        const uint8_t* from = x_ + (((image * g_.in[0] + in_d) * g_.in[1] + in_h) * g_.in[2] + left - g_.padding[2]) * channels_;
-        std::memset(line, fill_, static_cast<size_t>(left * channels_));
-        copy_codes(from, (right - left) * channels_, line + left * channels_);
-        std::memset(line + right * channels_, fill_, static_cast<size_t>((width_ - right) * channels_));
+        const int64_t position = ((image * g_.in[0] + in_d) * g_.in[1] + in_h) * g_.in[2] + left - g_.padding[2];
+        fill(line, 0, left);
+        copy_codes(x_ + position * channels_, (right - left) * channels_, line + left * channels_ * bytes_);
+        fill(line, right, width_);
       }
     }
   }
 
+  // Positions [begin, end) of a line become the zero point.
+  void fill(uint8_t* line, int64_t begin, int64_t end) const {
+    const int64_t count = (end - begin) * channels_;
+    line += begin * channels_ * bytes_;
+    if (bytes_ == 1) return static_cast<void>(std::memset(line, fill_, static_cast<size_t>(count)));
+    std::fill_n(reinterpret_cast<uint16_t*>(line), count, fill_);
+  }
+
   void copy_codes(const uint8_t* from, int64_t count, uint8_t* to) const {
+    if (bytes_ == 2) return convert(from, count, reinterpret_cast<uint16_t*>(to));
     if (flip_ == 0) return static_cast<void>(std::memcpy(to, from, static_cast<size_t>(count)));
+    convert(from, count, to);
+  }
+
+  template <class Code>
+  void convert(const uint8_t* from, int64_t count, Code* to) const {
+    typedef Code To __attribute__((vector_size(kVector * sizeof(Code))));
     int64_t i = 0;
     for (; i + kVector <= count; i += kVector) {
       Vector codes;
       std::memcpy(&codes, from + i, sizeof codes);
-      codes ^= flip_;
-      std::memcpy(to + i, &codes, sizeof codes);
+      const To converted = __builtin_convertvector(codes ^ flip_, To);
+      std::memcpy(to + i, &converted, sizeof converted);
     }
     for (; i < count; ++i) to[i] = from[i] ^ flip_;
   }
@@ -157,7 +180,7 @@ class Strips {
   const Geometry& g_;
   const uint8_t* x_;
   uint8_t flip_, fill_;
-  int64_t channels_;
+  int64_t bytes_, channels_;
   int64_t reach_[3];
   bool in_place_;
   int64_t width_, line_pitch_, run_;

@@ -248,11 +248,17 @@ void run(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, in
   }
 }
 
-bool walks(Isa isa) { return isa == Isa::avx512_vnni; }
+int64_t walk_unit(Isa isa) {
+  if (isa == Isa::avx512_vnni) return kGroup;
+  return isa == Isa::avx2 ? 2 * kGroup : 0;
+}
 
-void run_walk(const Packed& packed, const uint8_t* a, const Walk& walk, int64_t m, int64_t n_begin, int64_t n_end,
+int64_t walk_bytes(const Packed& packed) { return packed.form == Form::words ? 2 : 1; }
+
+void run_walk(const Packed& packed, const void* a, const Walk& walk, int64_t m, int64_t n_begin, int64_t n_end,
               const Epilogue& epilogue) {
-  kernel_of(packed.isa)({&packed, a, 0, m, n_begin, n_end, 0, padded_depth(packed.k) / kGroup, &epilogue, &walk});
+  kernel_of(packed.isa)({&packed, static_cast<const uint8_t*>(a), 0, m, n_begin, n_end, 0,
+                         padded_depth(packed.k) / kGroup, &epilogue, &walk});
 }
 
 void run_wide(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, int64_t n_begin, int64_t n_end,

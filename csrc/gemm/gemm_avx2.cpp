@@ -58,74 +58,126 @@ inline __attribute__((always_inline)) void finish(__m256i (&sums)[Rows][2], cons
   }
 }
 
-template <int Rows, bool kToCodes>
-void multiply_quads(const uint8_t* a, int64_t a_stride, const int8_t* b, int64_t groups, const Sink& sink) {
-  const int32_t* tile = sink.tile;
+template <class Code, int kRows>
+struct Tile {
+  const Code* a;  // rows a_stride apart, or, walked, each where `rows` says
+  int64_t a_stride;
+  const Code* rows[kRows];
+  const int64_t* segments;  // where the codes of a row stand, from its beginning
+  int64_t segment_count, segment_codes;
+  const int8_t* b;
+
+  Tile(const Job& job, const Code* from, int64_t stride)
+      : a(from), a_stride(stride), segments(nullptr), segment_count(1), b(nullptr) {
+    segment_codes = (job.group_end - job.group_begin) * kGroup;
+    if (job.walk) segments = job.walk->segments, segment_count = job.walk->count, segment_codes = job.walk->run;
+  }
+  // Moves to rows [row, row + count) of the job.
+  void move(const Job& job, const Code* from, int64_t row, int64_t count) {
+    a = from + row * a_stride;
+    for (int64_t r = 0; job.walk && r < count; ++r) rows[r] = from + job.walk->rows[row + r];
+  }
+};
+using QuadTile = Tile<uint8_t, kQuadRows>;
+using WordTile = Tile<int16_t, kWordRows>;
+
+template <int Rows, bool kToCodes, bool kWalked>
+void multiply_quads(const QuadTile& t, const Sink& sink) {
+  const uint8_t* rows[Rows];
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) rows[r] = kWalked ? t.rows[r] : t.a + r * t.a_stride;
+  const int8_t* b = t.b;
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i sums[Rows][2];
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h)
-      sums[r][h] = _mm256_load_si256(reinterpret_cast<const __m256i*>(tile + r * kPanel + 8 * h));
+      sums[r][h] = _mm256_load_si256(reinterpret_cast<const __m256i*>(sink.tile + r * kPanel + 8 * h));
 
-  int64_t g = 0;
-  for (; g + 2 <= groups; g += 2, a += 2 * kGroup, b += 2 * kStep) {
-    const __m256i w00 = load(b), w01 = load(b + 32), w10 = load(b + 64), w11 = load(b + 96);
+  const int64_t segments = kWalked ? t.segment_count : 1;
+  for (int64_t segment = 0; segment < segments; ++segment) {
+    int64_t at = kWalked ? t.segments[segment] : 0;
+    const int64_t end = at + t.segment_codes;
+    for (; at + 2 * kGroup <= end; at += 2 * kGroup, b += 2 * kStep) {
+      const __m256i w00 = load(b), w01 = load(b + 32), w10 = load(b + 64), w11 = load(b + 96);
 #pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) {
-      const __m256i x0 = broadcast(a + r * a_stride), x1 = broadcast(a + r * a_stride + kGroup);
-      const __m256i lane0 = _mm256_add_epi16(_mm256_maddubs_epi16(x0, w00), _mm256_maddubs_epi16(x1, w10));
-      const __m256i lane1 = _mm256_add_epi16(_mm256_maddubs_epi16(x0, w01), _mm256_maddubs_epi16(x1, w11));
-      accumulate(sums[r][0], _mm256_madd_epi16(lane0, ones));
-      accumulate(sums[r][1], _mm256_madd_epi16(lane1, ones));
-    }
-  }
-  if (g < groups) {
-    const __m256i w0 = load(b), w1 = load(b + 32);
-#pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) {
-      const __m256i x = broadcast(a + r * a_stride);
-      accumulate(sums[r][0], _mm256_madd_epi16(_mm256_maddubs_epi16(x, w0), ones));
-      accumulate(sums[r][1], _mm256_madd_epi16(_mm256_maddubs_epi16(x, w1), ones));
-    }
-  }
-  finish<Rows, kToCodes>(sums, sink);
-}
-
-template <int Rows, bool kToCodes>
-void multiply_words(const int16_t* a, int64_t a_stride, const int8_t* b, int64_t groups, const Sink& sink) {
-  __m256i sums[Rows][2];
-#pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
-  for (int64_t g = 0; g < groups; ++g, a += kGroup, b += kStep) {
-#pragma GCC unroll 2
-    for (int pair = 0; pair < 2; ++pair) {
-      const __m256i w0 = load_widened(b + pair * 32), w1 = load_widened(b + pair * 32 + 16);
-#pragma GCC unroll 6
       for (int r = 0; r < Rows; ++r) {
-        const __m256i x = broadcast(a + r * a_stride + pair * 2);
-        accumulate(sums[r][0], _mm256_madd_epi16(x, w0));
-        accumulate(sums[r][1], _mm256_madd_epi16(x, w1));
+        const __m256i x0 = broadcast(rows[r] + at), x1 = broadcast(rows[r] + at + kGroup);
+        const __m256i lane0 = _mm256_add_epi16(_mm256_maddubs_epi16(x0, w00), _mm256_maddubs_epi16(x1, w10));
+        const __m256i lane1 = _mm256_add_epi16(_mm256_maddubs_epi16(x0, w01), _mm256_maddubs_epi16(x1, w11));
+        accumulate(sums[r][0], _mm256_madd_epi16(lane0, ones));
+        accumulate(sums[r][1], _mm256_madd_epi16(lane1, ones));
+      }
+    }
+    if (!kWalked && at < end) {
+      const __m256i w0 = load(b), w1 = load(b + 32);
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
+        const __m256i x = broadcast(rows[r] + at);
+        accumulate(sums[r][0], _mm256_madd_epi16(_mm256_maddubs_epi16(x, w0), ones));
+        accumulate(sums[r][1], _mm256_madd_epi16(_mm256_maddubs_epi16(x, w1), ones));
       }
     }
   }
   finish<Rows, kToCodes>(sums, sink);
 }
 
-using MultiplyQuads = void (*)(const uint8_t*, int64_t, const int8_t*, int64_t, const Sink&);
-using MultiplyWords = void (*)(const int16_t*, int64_t, const int8_t*, int64_t, const Sink&);
-template <bool kToCodes>
-constexpr MultiplyQuads kQuads[kQuadRows + 1] = {nullptr, multiply_quads<1, kToCodes>, multiply_quads<2, kToCodes>,
-                                                 multiply_quads<3, kToCodes>, multiply_quads<4, kToCodes>};
-template <bool kToCodes>
-constexpr MultiplyWords kWords[kWordRows + 1] = {nullptr,
-                                                 multiply_words<1, kToCodes>,
-                                                 multiply_words<2, kToCodes>,
-                                                 multiply_words<3, kToCodes>,
-                                                 multiply_words<4, kToCodes>,
-                                                 multiply_words<5, kToCodes>,
-                                                 multiply_words<6, kToCodes>};
+template <int Rows, bool kToCodes, bool kWalked>
+void multiply_words(const WordTile& t, const Sink& sink) {
+  const int16_t* rows[Rows];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) rows[r] = kWalked ? t.rows[r] : t.a + r * t.a_stride;
+  const int8_t* b = t.b;
+  __m256i sums[Rows][2];
+#pragma GCC unroll 6
+  for (int r = 0; r < Rows; ++r) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+  const int64_t segments = kWalked ? t.segment_count : 1;
+  for (int64_t segment = 0; segment < segments; ++segment) {
+    int64_t at = kWalked ? t.segments[segment] : 0;
+    const int64_t end = at + t.segment_codes;
+    for (; at < end; at += kGroup, b += kStep) {
+#pragma GCC unroll 2
+      for (int pair = 0; pair < 2; ++pair) {
+        const __m256i w0 = load_widened(b + pair * 32), w1 = load_widened(b + pair * 32 + 16);
+#pragma GCC unroll 6
+        for (int r = 0; r < Rows; ++r) {
+          const __m256i x = broadcast(rows[r] + at + pair * 2);
+          accumulate(sums[r][0], _mm256_madd_epi16(x, w0));
+          accumulate(sums[r][1], _mm256_madd_epi16(x, w1));
+        }
+      }
+    }
+  }
+  finish<Rows, kToCodes>(sums, sink);
+}
+
+// By the rows of a tile.
+using MultiplyQuads = void (*)(const QuadTile&, const Sink&);
+using MultiplyWords = void (*)(const WordTile&, const Sink&);
+template <bool kToCodes, bool kWalked>
+struct Kernels {
+  static constexpr MultiplyQuads kQuads[kQuadRows + 1] = {
+      nullptr, multiply_quads<1, kToCodes, kWalked>, multiply_quads<2, kToCodes, kWalked>,
+      multiply_quads<3, kToCodes, kWalked>, multiply_quads<4, kToCodes, kWalked>};
+  static constexpr MultiplyWords kWords[kWordRows + 1] = {nullptr,
+                                                          multiply_words<1, kToCodes, kWalked>,
+                                                          multiply_words<2, kToCodes, kWalked>,
+                                                          multiply_words<3, kToCodes, kWalked>,
+                                                          multiply_words<4, kToCodes, kWalked>,
+                                                          multiply_words<5, kToCodes, kWalked>,
+                                                          multiply_words<6, kToCodes, kWalked>};
+};
+
+const MultiplyQuads* quads(bool to_codes, bool walked) {
+  if (walked) return to_codes ? Kernels<true, true>::kQuads : Kernels<false, true>::kQuads;
+  return to_codes ? Kernels<true, false>::kQuads : Kernels<false, false>::kQuads;
+}
+
+const MultiplyWords* words(bool to_codes, bool walked) {
+  if (walked) return to_codes ? Kernels<true, true>::kWords : Kernels<false, true>::kWords;
+  return to_codes ? Kernels<true, false>::kWords : Kernels<false, false>::kWords;
+}
 
 // The sink of one panel: codes if its epilogue and its width allow.
 Sink sink_of(const Packed& packed, const Epilogue& ep, int64_t n, int64_t columns, int32_t* tile, Codes* codes) {
@@ -135,7 +187,8 @@ Sink sink_of(const Packed& packed, const Epilogue& ep, int64_t n, int64_t column
 
 // Starts a tile: zeros, and the products of what was cut off the weights of this panel. The list is read from packed
 // bytes, so every index is checked.
-void start_tile(const Packed& packed, int64_t panel, const uint8_t* a, int64_t a_stride, int64_t rows, int32_t* tile) {
+void start_tile(const Job& job, int64_t panel, int64_t row, int64_t rows, int32_t* tile) {
+  const Packed& packed = *job.packed;
   for (int64_t i = 0; i < kQuadRows * kPanel; i += 8)
     _mm256_store_si256(reinterpret_cast<__m256i*>(tile + i), _mm256_setzero_si256());
   if (packed.outlier_begin == nullptr) return;
@@ -144,28 +197,32 @@ void start_tile(const Packed& packed, int64_t panel, const uint8_t* a, int64_t a
   for (int64_t i = packed.outlier_begin[panel]; i < end; ++i) {
     const Outlier cut = packed.outliers[i];
     if (cut.k >= packed.k || cut.column >= kPanel) continue;
+    const int64_t k = job.walk ? job.walk->segments[cut.k / job.walk->run] + cut.k % job.walk->run : cut.k;
     for (int64_t r = 0; r < rows; ++r) {
+      const int32_t code = job.a[(job.walk ? job.walk->rows[row + r] : (row + r) * job.a_stride) + k];
       int32_t& sum = tile[r * kPanel + cut.column];
-      sum = static_cast<int32_t>(static_cast<uint32_t>(sum) + static_cast<uint32_t>(cut.value * a[r * a_stride + cut.k]));
+      sum = static_cast<int32_t>(static_cast<uint32_t>(sum) + static_cast<uint32_t>(cut.value * code));
     }
   }
 }
 
 void run_quads(const Job& job) {
   const Packed& packed = *job.packed;
-  alignas(32) int32_t tile[kQuadRows * kPanel];
+  alignas(32) int32_t sums[kQuadRows * kPanel];
   Codes codes;
+  const uint8_t* a = job.a + job.group_begin * kGroup;
+  QuadTile tile(job, a, job.a_stride);
   for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
-    const int8_t* b = packed.panel(n / kPanel) + job.group_begin * kStep;
+    tile.b = packed.panel(n / kPanel) + job.group_begin * kStep;
     const int64_t columns = job.n_end - n < kPanel ? job.n_end - n : kPanel;
-    Sink sink = sink_of(packed, *job.epilogue, n, columns, tile, &codes);
-    const MultiplyQuads* kernels = sink.codes ? kQuads<true> : kQuads<false>;
+    Sink sink = sink_of(packed, *job.epilogue, n, columns, sums, &codes);
+    const MultiplyQuads* kernels = quads(sink.codes != nullptr, job.walk != nullptr);
     for (int64_t row = 0; row < job.m; row += kQuadRows) {
       const int64_t rows = job.m - row < kQuadRows ? job.m - row : kQuadRows;
-      const uint8_t* a = job.a + row * job.a_stride;
-      start_tile(packed, n / kPanel, a, job.a_stride, rows, tile);
-      kernels[rows](a + job.group_begin * kGroup, job.a_stride, b, job.group_end - job.group_begin, sink);
-      if (sink.codes == nullptr) store_panel(tile, row, rows, n, columns, packed, *job.epilogue);
+      tile.move(job, a, row, rows);
+      start_tile(job, n / kPanel, row, rows, sums);
+      kernels[rows](tile, sink);
+      if (sink.codes == nullptr) store_panel(sums, row, rows, n, columns, packed, *job.epilogue);
       sink.out += rows * sink.out_stride;
     }
   }
@@ -179,26 +236,33 @@ void widen(const uint8_t* from, int16_t* to, int64_t count) {
   for (; i < count; ++i) to[i] = from[i];
 }
 
-void run_words(const Job& job) {
-  const Packed& packed = *job.packed;
-  const int64_t groups = job.group_end - job.group_begin;
-  const int64_t depth = groups * kGroup;
-  const int64_t stride = depth + 36;
+// The rows of a job that are not walked, widened.
+const int16_t* widened(const Job& job, int64_t stride) {
+  const int64_t depth = (job.group_end - job.group_begin) * kGroup;
   auto* wide = static_cast<int16_t*>(
       thread_scratch(Scratch::words, static_cast<size_t>(job.m * stride) * sizeof(int16_t)));
   for (int64_t row = 0; row < job.m; ++row)
     widen(job.a + row * job.a_stride + job.group_begin * kGroup, wide + row * stride, depth);
-  alignas(32) int32_t tile[kWordRows * kPanel];
+  return wide;
+}
+
+void run_words(const Job& job) {
+  const Packed& packed = *job.packed;
+  const int64_t stride = (job.group_end - job.group_begin) * kGroup + 36;
+  const int16_t* a = job.walk ? reinterpret_cast<const int16_t*>(job.a) : widened(job, stride);
+  alignas(32) int32_t sums[kWordRows * kPanel];
   Codes codes;
+  WordTile tile(job, a, stride);
   for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
-    const int8_t* b = packed.panel(n / kPanel) + job.group_begin * kStep;
+    tile.b = packed.panel(n / kPanel) + job.group_begin * kStep;
     const int64_t columns = job.n_end - n < kPanel ? job.n_end - n : kPanel;
-    Sink sink = sink_of(packed, *job.epilogue, n, columns, tile, &codes);
-    const MultiplyWords* kernels = sink.codes ? kWords<true> : kWords<false>;
+    Sink sink = sink_of(packed, *job.epilogue, n, columns, sums, &codes);
+    const MultiplyWords* kernels = words(sink.codes != nullptr, job.walk != nullptr);
     for (int64_t row = 0; row < job.m; row += kWordRows) {
       const int64_t rows = job.m - row < kWordRows ? job.m - row : kWordRows;
-      kernels[rows](wide + row * stride, stride, b, groups, sink);
-      if (sink.codes == nullptr) store_panel(tile, row, rows, n, columns, packed, *job.epilogue);
+      tile.move(job, a, row, rows);
+      kernels[rows](tile, sink);
+      if (sink.codes == nullptr) store_panel(sums, row, rows, n, columns, packed, *job.epilogue);
       sink.out += rows * sink.out_stride;
     }
   }

@@ -109,14 +109,17 @@ void run(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, in
 struct Walk {
   const int64_t* rows;
   const int64_t* segments;  // count of them
-  int64_t count, run;       // count * run == padded_depth(K), run a multiple of kGroup
+  int64_t count, run;       // count * run == padded_depth(K), run a multiple of walk_unit
 };
 
-// Whether `run_walk` knows this instruction set.
-bool walks(Isa isa);
+// What the runs of a walk are multiples of: the codes that a kernel takes at once. 0: the instruction set cannot walk.
+int64_t walk_unit(Isa isa);
+
+// Bytes of a code in rows that are walked: 2 for Form::words, whose kernel wants them widened.
+int64_t walk_bytes(const Packed& packed);
 
 // The same as `run` with rows that are walked, for K <= kMaxNarrowDepth.
-void run_walk(const Packed& packed, const uint8_t* a, const Walk& walk, int64_t m, int64_t n_begin, int64_t n_end,
+void run_walk(const Packed& packed, const void* a, const Walk& walk, int64_t m, int64_t n_begin, int64_t n_end,
               const Epilogue& epilogue);
 
 // The exact sums in 64 bits, for any K: out[row * out_stride + column - n_begin].

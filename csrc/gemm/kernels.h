@@ -14,7 +14,7 @@ struct Job {
   int64_t n_begin, n_end;
   int64_t group_begin, group_end;  // the part of K to sum over, in groups of kGroup
   const Epilogue* epilogue;
-  const Walk* walk = nullptr;  // instead of a_stride, and for all of K; only where `walks` says so
+  const Walk* walk = nullptr;  // instead of a_stride, for all of K; codes of `walk_bytes`
 };
 
 // An array of one tile's sums, row by row, in the order of the columns.
