@@ -193,8 +193,11 @@ void run(const std::vector<gemm::Packed>& groups, const Geometry& g, const uint8
   const Products products(groups, g, za, weight_zero_point, requantize, out);
   bool in_place = !x_signed && g.weight.taps() == 1 && gemm::padded_depth(packed.k) == g.weight.group_channels;
   for (int i = 0; i < 3; ++i) in_place = in_place && g.stride[i] == 1 && g.padding[i] == 0 && g.in[i] == g.out[i];
-  const int64_t unit = gemm::walk_unit(packed.isa);
-  if (!in_place && unit > 0 && weight_zero_point == nullptr && packed.k <= gemm::kMaxNarrowDepth &&
+  // A strip serves all groups, so their weights have to want codes of one size.
+  const int64_t unit = gemm::walk_unit(packed.isa), bytes = gemm::walk_bytes(packed);
+  const bool alike = std::all_of(groups.begin(), groups.end(),
+                                 [&](const gemm::Packed& group) { return gemm::walk_bytes(group) == bytes; });
+  if (!in_place && unit > 0 && alike && weight_zero_point == nullptr && packed.k <= gemm::kMaxNarrowDepth &&
       Strips::possible(g, unit)) {
     const Strips strips(g, x, x_signed, fill, line, packed, parallel.threads);
     return run_walked(products, strips, g, packed.k, parallel);
