@@ -1,4 +1,8 @@
-"""Linear layers of real networks: static int8, dynamic int8, and float32."""
+"""Linear layers of real networks, and of round sizes: static and dynamic int8, and float32.
+
+Static layers are measured with uint8 and with int8 activations. Their codes are compared with the portable kernels'
+first.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,11 @@ SHAPES = {  # rows, inputs, outputs
     "feed-forward out, MiniLM, 128 tokens": (128, 1536, 384),
     "one token, width 2048": (1, 2048, 2048),
     "32 tokens, width 1024": (32, 1024, 4096),
+    "1 x 1024 to 512": (1, 1024, 512),
+    "32 x 512 to 256": (32, 512, 256),
+    "256 x 1024 to 512": (256, 1024, 512),
+    "1024 x 1024 to 1024": (1024, 1024, 1024),
+    "1 x 4096 to 4096": (1, 4096, 4096),
 }
 ON_GPU = {"square, 4096": (4096, 4096, 4096)}
 
@@ -39,8 +48,15 @@ def run(quick: bool = False) -> Suite:
 
 def _static(suite: Suite, case: str, layer: nn.Linear, x: torch.Tensor, count: int) -> None:
     ours, codes = peers.quantized_layer(zeropoint.ao, layer, x)
+    signed, signed_codes = peers.quantized_layer(zeropoint.ao, layer, x, signed=True)
+    peers.check_codes(ours, codes)
+    peers.check_codes(signed, signed_codes)
     layer, x = layer.to(SETTINGS.device), x.to(SETTINGS.device)
-    calls = {"zeropoint": partial(ours, codes), **peers.float_layers(layer, x)}
+    calls = {
+        "zeropoint": partial(ours, codes),
+        "zeropoint, int8 activations": partial(signed, signed_codes),
+        **peers.float_layers(layer, x),
+    }
     if SETTINGS.on_gpu:
         _on_gpu(suite, calls, ours, codes)
     for engine in peers.ENGINES:
@@ -50,16 +66,20 @@ def _static(suite: Suite, case: str, layer: nn.Linear, x: torch.Tensor, count: i
         except (peers.Absent, RuntimeError) as error:
             suite.missing(f"torch.ao {engine}", error)
     try:
-        calls["ONNX Runtime"] = peers.onnx_linear(
-            codes.int_repr().cpu(),
-            codes.q_scale(),
-            codes.q_zero_point(),
-            ours.weight().int_repr().cpu(),
-            ours.weight().q_per_channel_scales().cpu(),
-            ours.scale,
-            ours.zero_point,
-            count,
-        )
+        for name, made, given in (
+            ("ONNX Runtime", ours, codes),
+            ("ONNX Runtime, int8 activations", signed, signed_codes),
+        ):
+            calls[name] = peers.onnx_linear(
+                given.int_repr().cpu(),
+                given.q_scale(),
+                given.q_zero_point(),
+                made.weight().int_repr().cpu(),
+                made.weight().q_per_channel_scales().cpu(),
+                made.scale,
+                made.zero_point,
+                count,
+            )
     except peers.Absent as error:
         suite.missing("ONNX Runtime", error)
     suite.add(case, calls, {"threads": count, "kind": "static"})

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import zeropoint
 from benchmarks.harness import SETTINGS
+from zeropoint import backends
 
 __all__ = [
     "ENGINES",
@@ -24,6 +26,7 @@ __all__ = [
     "Absent",
     "Graphed",
     "OnnxNetwork",
+    "check_codes",
     "engine",
     "float_layers",
     "int_mm",
@@ -76,10 +79,15 @@ def engine(name: str) -> Iterator[ModuleType]:
         torch.backends.quantized.engine = before
 
 
-def quantized_layer(ao: ModuleType, layer: nn.Module, x: Tensor, backend: str = "x86") -> tuple[nn.Module, Any]:
-    """A float layer through prepare and convert: the quantized module, and ``x`` quantized for it."""
+def quantized_layer(
+    ao: ModuleType, layer: nn.Module, x: Tensor, backend: str = "x86", signed: bool = False
+) -> tuple[nn.Module, Any]:
+    """A float layer through prepare and convert: the module, and ``x`` quantized for it, to int8 if ``signed``."""
     network = nn.Sequential(ao.quantization.QuantStub(), copy.deepcopy(layer)).eval()
-    network.qconfig = ao.quantization.get_default_qconfig(backend)  # type: ignore[assignment]
+    qconfig = ao.quantization.get_default_qconfig(backend)
+    if signed:
+        qconfig = qconfig._replace(activation=qconfig.activation.with_args(dtype=zeropoint.qint8))
+    network.qconfig = qconfig  # type: ignore[assignment]
     ao.quantization.prepare(network, inplace=True)
     with torch.inference_mode():
         network(x)
@@ -87,6 +95,19 @@ def quantized_layer(ao: ModuleType, layer: nn.Module, x: Tensor, backend: str = 
     if SETTINGS.on_gpu:
         network, x = network.to(SETTINGS.device), x.to(SETTINGS.device)
     return network[1], network[0](x)
+
+
+def check_codes(layer: nn.Module, codes: Any) -> None:
+    """Raises AssertionError unless a quantized layer of ours gives the integers of the portable kernels."""
+    if SETTINGS.on_gpu or not backends.is_native():
+        return
+    wanted, best = layer(codes).int_repr(), backends.active_isa()
+    try:
+        backends.set_isa("portable")
+        if not torch.equal(layer(codes).int_repr(), wanted):
+            raise AssertionError(f"{best} and portable kernels give different codes")
+    finally:
+        backends.set_isa(best)
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------------------
@@ -193,7 +214,7 @@ def _one_operator(
         raise Absent("measured on processors only")
     try:
         import onnx
-        from onnx import TensorProto, helper, numpy_helper
+        from onnx import helper, numpy_helper
     except ImportError as error:
         raise Absent(str(error)) from error
     node = helper.make_node(operator, [name for name, _ in inputs], ["y"], domain=domain, **attributes)
@@ -202,7 +223,7 @@ def _one_operator(
         [node],
         operator,
         [helper.make_tensor_value_info("x", code, list(x.shape))],
-        [helper.make_tensor_value_info("y", out or TensorProto.UINT8, None)],
+        [helper.make_tensor_value_info("y", out or code, None)],
         [numpy_helper.from_array(value, name) for name, value in inputs if value is not None and name],
     )
     versions = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
@@ -214,11 +235,11 @@ def _runner(model: Any, x: np.ndarray, threads: int) -> Callable[[], object]:
     return lambda: session.run(None, {"x": x})
 
 
-def _constants(x_scale: float, x_zero_point: int, weight: Tensor, weight_scale: Tensor) -> list[tuple[str, Any]]:
+def _constants(x_scale: float, x_zero_point: np.generic, weight: Tensor, weight_scale: Tensor) -> list[tuple[str, Any]]:
     return [
         ("x", None),
         ("x_scale", np.float32(x_scale)),
-        ("x_zero_point", np.uint8(x_zero_point)),
+        ("x_zero_point", x_zero_point),
         ("w", weight.cpu().numpy()),
         ("w_scale", weight_scale.numpy().astype(np.float32)),
         ("w_zero_point", np.zeros(weight_scale.numel(), np.int8)),
@@ -235,10 +256,11 @@ def onnx_linear(
     out_zp: int,
     threads: int,
 ) -> Callable[[], object]:
-    """ONNX Runtime's integer linear layer (``QGemm``) on uint8 codes (M, K) and int8 weights (N, K)."""
-    constants = _constants(x_scale, x_zp, weight.t().contiguous(), weight_scale)
+    """ONNX Runtime's integer linear layer (``QGemm``) on 8-bit codes (M, K) and int8 weights (N, K)."""
+    code = x.numpy().dtype.type
+    constants = _constants(x_scale, code(x_zp), weight.t().contiguous(), weight_scale)
     bias = ("bias", np.zeros(weight.shape[0], np.int32))
-    grid = [("y_scale", np.float32(out_scale)), ("y_zero_point", np.uint8(out_zp))]
+    grid = [("y_scale", np.float32(out_scale)), ("y_zero_point", code(out_zp))]
     model = _one_operator("QGemm", "com.microsoft", [*constants, bias, *grid], x.numpy(), 0)
     return _runner(model, x.numpy(), threads)
 
@@ -265,7 +287,7 @@ def onnx_conv(
     """ONNX Runtime's integer convolution (``QLinearConv``) in its fast layout, channels last."""
     codes = np.ascontiguousarray(x.permute(0, 2, 3, 1).numpy())
     inputs = [
-        *_constants(x_scale, x_zp, weight, weight_scale),
+        *_constants(x_scale, np.uint8(x_zp), weight, weight_scale),
         ("y_scale", np.float32(out_scale)),
         ("y_zero_point", np.uint8(out_zp)),
         ("bias", np.zeros(weight.shape[0], np.int32)),
