@@ -98,6 +98,20 @@ def test_lstm_with_quantized_initial_states() -> None:
     assert torch.equal(lstm(codes[4:], middle[1])[0].int_repr(), lstm(codes)[0][4:].int_repr())
 
 
+def test_gates_with_grids_of_their_own() -> None:
+    lstm, x = nn.LSTM(12, 16, 2, bidirectional=True).eval(), torch.randn(5, 4, 12)
+    twin = quantizable.LSTM.from_float(lstm, QCONFIG, split_gates=True)
+    assert torch.allclose(twin(x)[0], lstm(x)[0], atol=1e-6)
+    quantized = nnq.LSTM.from_observed(twin)
+    gates = quantized.layers[0].layer_fw.cell.gates
+    assert len({gates[gate].scale for gate in ("input", "forget", "cell", "output")}) == 4
+    codes = zp.quantize_per_tensor(x, 0.03, 128, zp.quint8)
+    assert sqnr(lstm(x)[0], quantized(codes)[0].dequantize()) > 25
+    empty = nnq.LSTM(12, 16, 2, bidirectional=True, split_gates=True)
+    empty.load_state_dict(quantized.state_dict())
+    assert torch.equal(empty(codes)[0].int_repr(), quantized(codes)[0].int_repr())
+
+
 def test_quantized_layers_come_from_observed_ones() -> None:
     lstm, attention = quantizable.LSTM(12, 16).eval(), quantizable.MultiheadAttention(16, 4).eval()
     x, y = torch.randn(5, 3, 12), torch.randn(5, 3, 16)

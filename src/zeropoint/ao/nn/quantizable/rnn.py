@@ -30,18 +30,32 @@ class LSTMCell(nn.Module):
         input_dim, hidden_dim: sizes of input and state.
         bias: whether the linear parts have one.
         device, dtype: of the parameters.
+        split_gates: the four gates have linear parts, and so grids, of their own.
     """
 
     def __init__(
-        self, input_dim: int, hidden_dim: int, bias: bool = True, device: Any = None, dtype: Any = None
+        self,
+        input_dim: int,
+        hidden_dim: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        split_gates: bool = False,
     ) -> None:
         super().__init__()
         options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.input_size = input_dim
         self.hidden_size = hidden_dim
-        self.igates: nn.Module = nn.Linear(input_dim, 4 * hidden_dim, **options)
-        self.hgates: nn.Module = nn.Linear(hidden_dim, 4 * hidden_dim, **options)
-        self.gates = FloatFunctional()
+        self.split_gates = split_gates
+        if split_gates:
+            self.igates: nn.Module = nn.ModuleDict({g: nn.Linear(input_dim, hidden_dim, **options) for g in _GATES})
+            self.hgates: nn.Module = nn.ModuleDict({g: nn.Linear(hidden_dim, hidden_dim, **options) for g in _GATES})
+            self.gates: nn.Module = nn.ModuleDict({g: FloatFunctional() for g in _GATES})
+        else:
+            self.igates = nn.Linear(input_dim, 4 * hidden_dim, **options)
+            self.hgates = nn.Linear(hidden_dim, 4 * hidden_dim, **options)
+            self.gates = FloatFunctional()
         self.input_gate = nn.Sigmoid()
         self.forget_gate = nn.Sigmoid()
         self.cell_gate = nn.Tanh()
@@ -51,19 +65,25 @@ class LSTMCell(nn.Module):
         self.fgate_cx_igate_cgate = FloatFunctional()
         self.cell_state = nn.Tanh()
         self.ogate_cy = FloatFunctional()
-        for part in self.children():
+        for part in self.modules():
             if isinstance(part, FloatFunctional):
                 part.shares_grid = True  # over all steps
 
     def forward(self, x: Tensor, hidden: _State | None = None) -> _State:
         """State and cell state after, ``(batch, hidden_dim)``, from ``x`` ``(batch, input_dim)``."""
         h, c = self.initialize_hidden(x) if hidden is None else hidden
-        gates = self.gates.add(self.igates(x), self.hgates(h))
-        i, f, g, o = gates.chunk(4, 1)
+        i, f, g, o = self._gates(x, h)
         kept = self.fgate_cx.mul(self.forget_gate(f), c)
         added = self.igate_cgate.mul(self.input_gate(i), self.cell_gate(g))
         c = self.fgate_cx_igate_cgate.add(kept, added)
         return self.ogate_cy.mul(self.output_gate(o), self.cell_state(c)), c
+
+    def _gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        """What goes into the curves of the gates, in the order of ``_GATES``."""
+        igates, hgates, gates = (cast(Any, part) for part in (self.igates, self.hgates, self.gates))
+        if self.split_gates:
+            return tuple(gates[gate].add(igates[gate](x), hgates[gate](h)) for gate in _GATES)
+        return cast(tuple[Tensor, ...], gates.add(igates(x), hgates(h)).chunk(4, 1))
 
     def initialize_hidden(self, x: Tensor) -> _State:
         """Zeros for an input; quantized ones for a quantized input."""
@@ -75,13 +95,27 @@ class LSTMCell(nn.Module):
         return zeros, zeros
 
     @classmethod
-    def from_params(cls, wi: Tensor, wh: Tensor, bi: Tensor | None = None, bh: Tensor | None = None) -> LSTMCell:
-        """A cell of these weights and biases, in torch's layout; parameters are shared."""
-        cell = cls(wi.shape[1], wh.shape[1], bi is not None, wi.device, wi.dtype)
+    def from_params(
+        cls, wi: Tensor, wh: Tensor, bi: Tensor | None = None, bh: Tensor | None = None, *, split_gates: bool = False
+    ) -> LSTMCell:
+        """A cell of these weights and biases, in torch's layout; parameters are shared unless gates are split."""
+        cell = cls(wi.shape[1], wh.shape[1], bi is not None, wi.device, wi.dtype, split_gates=split_gates)
         for part, weight, bias in ((cell.igates, wi, bi), (cell.hgates, wh, bh)):
-            part.weight = _parameter(weight)
-            part.bias = None if bias is None else _parameter(bias)  # type: ignore[assignment]
+            if not split_gates:
+                _set_parameters(part, weight, bias)
+                continue
+            biases = [None] * len(_GATES) if bias is None else bias.detach().chunk(4)
+            for gate, rows, shift in zip(_GATES, weight.detach().chunk(4), biases, strict=True):
+                _set_parameters(cast(nn.ModuleDict, part)[gate], rows.clone(), None if shift is None else shift.clone())
         return cell
+
+
+_GATES = ("input", "forget", "cell", "output")
+
+
+def _set_parameters(linear: Any, weight: Tensor, bias: Tensor | None) -> None:
+    linear.weight = _parameter(weight)
+    linear.bias = None if bias is None else _parameter(bias)
 
 
 def _parameter(value: Tensor) -> nn.Parameter:
@@ -91,9 +125,9 @@ def _parameter(value: Tensor) -> nn.Parameter:
 class _Direction(nn.Module):
     """One direction of one layer: its cell, over all steps."""
 
-    def __init__(self, input_size: int, hidden_size: int, bias: bool, device: Any, dtype: Any) -> None:
+    def __init__(self, input_size: int, hidden_size: int, **options: Any) -> None:
         super().__init__()
-        self.cell = LSTMCell(input_size, hidden_size, bias, device, dtype)
+        self.cell = LSTMCell(input_size, hidden_size, **options)
 
     def forward(self, x: Tensor, hidden: _State | None, reverse: bool) -> tuple[Tensor, _State]:
         steps = list(x)
@@ -108,11 +142,11 @@ class _Direction(nn.Module):
 class _Layer(nn.Module):
     """One layer: one direction, or both side by side."""
 
-    def __init__(self, input_size: int, hidden_size: int, bias: bool, two_ways: bool, device: Any, dtype: Any) -> None:
+    def __init__(self, input_size: int, hidden_size: int, two_ways: bool, **options: Any) -> None:
         super().__init__()
-        self.layer_fw = _Direction(input_size, hidden_size, bias, device, dtype)
+        self.layer_fw = _Direction(input_size, hidden_size, **options)
         if two_ways:
-            self.layer_bw = _Direction(input_size, hidden_size, bias, device, dtype)
+            self.layer_bw = _Direction(input_size, hidden_size, **options)
             self.join = FloatFunctional()
 
     def forward(self, x: Tensor, hidden: list[_State | None]) -> tuple[Tensor, list[_State]]:
@@ -132,6 +166,7 @@ class LSTM(nn.Module):
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as for
             ``torch.nn.LSTM``; dropout acts in training mode, on float only.
+        split_gates: the four gates have linear parts, and so grids, of their own.
 
     Example:
         >>> import torch
@@ -153,6 +188,8 @@ class LSTM(nn.Module):
         bidirectional: bool = False,
         device: Any = None,
         dtype: Any = None,
+        *,
+        split_gates: bool = False,
     ) -> None:
         super().__init__()
         self.input_size = input_size
@@ -164,7 +201,9 @@ class LSTM(nn.Module):
         self.bidirectional = bidirectional
         self.num_directions = 2 if bidirectional else 1
         sizes = [input_size, *([hidden_size * self.num_directions] * (num_layers - 1))]
-        self.layers = nn.ModuleList(_Layer(size, hidden_size, bias, bidirectional, device, dtype) for size in sizes)
+        self.split_gates = split_gates
+        options = {"bias": bias, "device": device, "dtype": dtype, "split_gates": split_gates}
+        self.layers = nn.ModuleList(_Layer(size, hidden_size, bidirectional, **options) for size in sizes)
         if num_layers * self.num_directions > 1:  # states of several grids become one tensor
             self.hidden = FloatFunctional()
             self.cells = FloatFunctional()
@@ -202,12 +241,13 @@ class LSTM(nn.Module):
         return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, batch_first={self.batch_first}"
 
     @classmethod
-    def from_float(cls, other: nn.Module, qconfig: Any = None) -> LSTM:
+    def from_float(cls, other: nn.Module, qconfig: Any = None, split_gates: bool = False) -> LSTM:
         """The twin of a float LSTM, with the same parameters; prepared for calibration if there is a qconfig.
 
         Args:
             other: ``nn.LSTM``.
             qconfig: instead of ``other.qconfig``.
+            split_gates: the gates have grids of their own; then parameters are copies.
 
         Raises:
             TypeError: another class. ValueError: an LSTM that projects its state.
@@ -217,11 +257,11 @@ class LSTM(nn.Module):
         if source.proj_size:
             raise ValueError(f"quantizable LSTM has no projections, got proj_size={source.proj_size}")
         names = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
-        twin = cls(**{name: getattr(source, name) for name in names})
+        twin = cls(**{name: getattr(source, name) for name in names}, split_gates=split_gates)
         for index, layer in enumerate(twin.layers):
             for way, end in (("layer_fw", ""), ("layer_bw", "_reverse"))[: twin.num_directions]:
                 parts = [getattr(source, f"{part}_l{index}{end}", None) for part in _PARTS]
-                cast(Any, getattr(layer, way)).cell = LSTMCell.from_params(*cast(Any, parts))
+                cast(Any, getattr(layer, way)).cell = LSTMCell.from_params(*cast(Any, parts), split_gates=split_gates)
         twin.train(source.training)
         return cast(LSTM, prepared(twin, getattr(source, "qconfig", None) if qconfig is None else qconfig))
 

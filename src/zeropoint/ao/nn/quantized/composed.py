@@ -5,6 +5,7 @@ May import: ``zeropoint.ao.nn.quantizable``, which imports single modules of thi
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any, TypeVar
 
@@ -24,6 +25,11 @@ class ComposedModule(nn.Module):
 
     OBSERVED = False
     _OBSERVED_CLASS: type[nn.Module]
+    __signature__: inspect.Signature
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__signature__ = inspect.signature(cls._OBSERVED_CLASS)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         from zeropoint.ao.quantization import convert, default_qconfig, prepare  # that package imports this one
@@ -48,7 +54,7 @@ class ComposedModule(nn.Module):
         return f"Quantized{type(self).__name__}"
 
     @classmethod
-    def from_float(cls, other: nn.Module, qconfig: Any = None) -> Any:
+    def from_float(cls, other: nn.Module, qconfig: Any = None, split_gates: bool = False) -> Any:
         """Raises TypeError: a float layer has to be observed first."""
         raise TypeError(
             f"{cls.__name__} comes from a calibrated {cls._OBSERVED_CLASS.__module__}.{cls.__name__}, got "
@@ -81,6 +87,7 @@ class LSTM(ComposedModule, quantizable.LSTM):
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device, dtype: as for
             ``torch.nn.LSTM``.
+        split_gates: the gates have grids of their own.
     """
 
     _OBSERVED_CLASS = quantizable.LSTM
