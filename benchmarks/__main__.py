@@ -17,6 +17,7 @@ SUITES = {
     "linear": "linear layers of real networks, static and dynamic",
     "conv": "convolutions of real networks",
     "networks": "whole networks",
+    "scaling": "a second thread inside a call, and ten Python threads that share a module",
     "elementwise": "quantize, dequantize, add, norms, activations",
     "recurrent": "LSTM and GRU with int8 weights",
     "ddp": "gradient compression over a network of 100 Mbit/s",

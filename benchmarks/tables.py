@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness import OURS, RESULTS, duration
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-SUITES = ("networks", "linear", "conv", "recurrent", "elementwise", "fake_quantize")
+SUITES = ("networks", "linear", "conv", "recurrent", "scaling", "elementwise", "fake_quantize")
 HEAD = """# Benchmarks
 
 Written by `python -m benchmarks.tables` from `benchmarks/results`; `make bench` measures anew. Every number is the best
