@@ -120,8 +120,14 @@ def in_turn(
     return {name: Timing(tuple(s)) for name, s in samples.items()}
 
 
+REST = 0.15
+"""Seconds before a batch: threads of the peer before may go on for a moment, waiting for more to do."""
+
+
 def _on_clock(call: Callable[[], object], count: int) -> float:
-    """Seconds that ``count`` calls take on the chosen clock."""
+    """Seconds that ``count`` calls take on the chosen clock, after a rest and a call to warm up."""
+    time.sleep(REST)
+    call()
     start = SETTINGS.now()
     for _ in range(count):
         call()
