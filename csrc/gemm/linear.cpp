@@ -18,7 +18,7 @@ namespace {
 using Output = Epilogue::Output;
 
 // Fewer products than this a thread cost less than waking it.
-constexpr int64_t kWorkPerThread = int64_t{1} << 19;
+constexpr int64_t kWorkPerThread = int64_t{1} << 18;
 
 template <class To>
 void spread(const Numbers& numbers, int64_t begin, int64_t end, To* to) {
