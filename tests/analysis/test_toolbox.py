@@ -162,9 +162,9 @@ def test_the_clamp_of_relu6_is_scaled_with_its_channel(fused: bool) -> None:
 @pytest.mark.parametrize(
     ("layer", "second", "shape"),
     [
-        (nn.Linear(4, 6), nn.Linear(6, 3), (8, 4)),
-        (nn.Conv1d(4, 6, 1), nn.Conv1d(6, 3, 1), (8, 4, 5)),
-        (nn.Conv3d(4, 6, 1), nn.Conv3d(6, 3, 1), (8, 4, 2, 3, 2)),
+        (nn.Linear(4, 6), nn.Linear(6, 3), (512, 4)),
+        (nn.Conv1d(4, 6, 1), nn.Conv1d(6, 3, 1), (64, 4, 9)),
+        (nn.Conv3d(4, 6, 1), nn.Conv3d(6, 3, 1), (32, 4, 2, 3, 2)),
     ],
     ids=lambda x: type(x).__name__,
 )
