@@ -15,12 +15,50 @@ from zeropoint.ao.nn._weight_norm import bake_weight
 from zeropoint.ao.nn.qat._base import WeightSimulation, float_copy, share
 from zeropoint.ao.nn.quantized._from_float import require_class
 
-__all__ = ["Conv1d", "Conv2d", "Conv3d", "conv_arguments"]
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTwin", "conv_arguments"]
 
-_C = TypeVar("_C", bound="_QATConv")
+_C = TypeVar("_C", bound="ConvTwin")
 
 
-class _QATConv(WeightSimulation):
+class ConvTwin(WeightSimulation):
+    """What the QAT twins of convolutions share: how they come from a float layer and go back to one."""
+
+    FLOAT_CLASS: ClassVar[type[nn.Module]]
+    weight: Any
+    bias: Any
+
+    @staticmethod
+    def _arguments(layer: Any) -> tuple[Any, ...]:
+        """The constructor arguments that make a layer of the same sizes."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_float(cls: type[_C], mod: nn.Module, use_precomputed_fake_quant: bool = False) -> _C:
+        """The QAT twin of a float module; it shares the parameter objects.
+
+        Args:
+            mod: the float class of the same rank or a subclass; its qconfig is taken over.
+            use_precomputed_fake_quant: accepted as in ``torch.ao``; nothing is computed here.
+
+        Raises:
+            TypeError: another class.
+        """
+        require_class(mod, (cls.FLOAT_CLASS,), cls)
+        return cls._from_layer(bake_weight(mod), getattr(mod, "qconfig", None))
+
+    @classmethod
+    def _from_layer(cls: type[_C], layer: Any, qconfig: Any) -> _C:
+        make: Any = cls
+        twin: _C = make(*cls._arguments(layer), qconfig, layer.weight.device, layer.weight.dtype)
+        share(layer, twin)
+        return twin
+
+    def to_float(self) -> nn.Module:
+        """A float copy with detached parameters, in the same mode."""
+        return float_copy(self, self.FLOAT_CLASS(*self._arguments(self)))  # type: ignore[no-any-return]
+
+
+class _QATConv(ConvTwin):
     """A convolution with simulated quantization of its weight: per output channel, unless the qconfig says otherwise.
 
     Args:
@@ -33,10 +71,6 @@ class _QATConv(WeightSimulation):
         weight, bias: float parameters.
         weight_fake_quant: simulates the weight's grid in the forward pass.
     """
-
-    FLOAT_CLASS: ClassVar[type[nn.Module]]
-    weight: Any
-    bias: Any
 
     def __init__(
         self,
@@ -63,30 +97,9 @@ class _QATConv(WeightSimulation):
         y: Tensor = self._conv_forward(input, self.weight_fake_quant(self.weight), self.bias)  # type: ignore[operator]
         return y
 
-    @classmethod
-    def from_float(cls: type[_C], mod: nn.Module, use_precomputed_fake_quant: bool = False) -> _C:
-        """The QAT twin of a float module; it shares the parameter objects.
-
-        Args:
-            mod: the float class of the same rank or a subclass; its qconfig is taken over.
-            use_precomputed_fake_quant: accepted as in ``torch.ao``; nothing is computed here.
-
-        Raises:
-            TypeError: another class.
-        """
-        require_class(mod, (cls.FLOAT_CLASS,), cls)
-        return cls._from_layer(bake_weight(mod), getattr(mod, "qconfig", None))
-
-    @classmethod
-    def _from_layer(cls: type[_C], layer: Any, qconfig: Any) -> _C:
-        make: Any = cls
-        twin: _C = make(*conv_arguments(layer), qconfig, layer.weight.device, layer.weight.dtype)
-        share(layer, twin)
-        return twin
-
-    def to_float(self) -> nn.Module:
-        """A float copy with detached parameters, in the same mode."""
-        return float_copy(self, self.FLOAT_CLASS(*conv_arguments(self)))  # type: ignore[no-any-return]
+    @staticmethod
+    def _arguments(layer: Any) -> tuple[Any, ...]:
+        return conv_arguments(layer)
 
 
 def conv_arguments(layer: Any) -> tuple[Any, ...]:

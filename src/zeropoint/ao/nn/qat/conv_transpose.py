@@ -6,24 +6,20 @@ May import: what QAT modules share, ``ao.nn.quantized``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zeropoint.ao.nn import quantized as nnq
 from zeropoint.ao.nn._registry import converts_to, qat_twin_of
-from zeropoint.ao.nn._weight_norm import bake_weight
-from zeropoint.ao.nn.qat._base import WeightSimulation, float_copy, share
-from zeropoint.ao.nn.quantized._from_float import require_class
+from zeropoint.ao.nn.qat.conv import ConvTwin
 from zeropoint.ao.nn.quantized.conv_transpose import exchange_channels
 
 __all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
-_C = TypeVar("_C", bound="_QATConvTranspose")
 
-
-class _QATConvTranspose(WeightSimulation):
+class _QATConvTranspose(ConvTwin):
     """A transposed convolution with simulated quantization of its weight: per output channel, unless told otherwise.
 
     Args:
@@ -37,10 +33,6 @@ class _QATConvTranspose(WeightSimulation):
         weight_fake_quant: simulates the weight's grid in the forward pass; it sees (out_channels,
             in_channels / groups, kernel), whose first dimension is that of the grids.
     """
-
-    FLOAT_CLASS: ClassVar[type[nn.Module]]
-    weight: Any
-    bias: Any
 
     def __init__(
         self,
@@ -79,37 +71,11 @@ class _QATConvTranspose(WeightSimulation):
         )
         return y
 
-    @classmethod
-    def from_float(cls: type[_C], mod: nn.Module, use_precomputed_fake_quant: bool = False) -> _C:
-        """The QAT twin of a float module; it shares the parameter objects.
-
-        Args:
-            mod: the float class of the same rank or a subclass; its qconfig is taken over.
-            use_precomputed_fake_quant: accepted as in ``torch.ao``; nothing is computed here.
-
-        Raises:
-            TypeError: another class.
-        """
-        require_class(mod, (cls.FLOAT_CLASS,), cls)
-        return cls._from_layer(bake_weight(mod), getattr(mod, "qconfig", None))
-
-    @classmethod
-    def _from_layer(cls: type[_C], layer: Any, qconfig: Any) -> _C:
-        make: Any = cls
-        twin: _C = make(*_arguments(layer), qconfig, layer.weight.device, layer.weight.dtype)
-        share(layer, twin)
-        return twin
-
-    def to_float(self) -> nn.Module:
-        """A float copy with detached parameters, in the same mode."""
-        return float_copy(self, self.FLOAT_CLASS(*_arguments(self)))  # type: ignore[no-any-return]
-
-
-def _arguments(layer: Any) -> tuple[Any, ...]:
-    """The constructor arguments that make a layer of the same sizes."""
-    sizes = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding)
-    has_bias = layer.bias is not None
-    return (*sizes, layer.output_padding, layer.groups, has_bias, layer.dilation, layer.padding_mode)
+    @staticmethod
+    def _arguments(layer: Any) -> tuple[Any, ...]:
+        sizes = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding)
+        has_bias = layer.bias is not None
+        return (*sizes, layer.output_padding, layer.groups, has_bias, layer.dilation, layer.padding_mode)
 
 
 @qat_twin_of(nn.ConvTranspose1d)
