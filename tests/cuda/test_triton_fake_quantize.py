@@ -65,3 +65,77 @@ def test_gradients_pass_where_codes_were_inside(device: torch.device) -> None:
     fake_quantize_per_tensor(x, one, zero).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [0.0, 1.0, 0.0]
+
+
+def learnable(*shape: int, dtype: torch.dtype, ends: tuple[int, int], channels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Values inside and outside of the grids, on ties, and not finite; scales and zero points."""
+    scale = torch.tensor([0.5, 0.07, 0.013])[torch.arange(channels) % 3]
+    zero_point = torch.randint(max(ends[0], -9), min(ends[1], 9) + 1, (channels,), dtype=torch.int32)
+    x = torch.randn(shape) * 0.3 * min(ends[1], 999)
+    flat = x.view(-1)
+    flat[::5] = (flat[::5] * 2).round() / 4  # ties of the first grid
+    flat[:3] = torch.tensor([float("nan"), float("inf"), float("-inf")])[: flat.numel()]
+    return x.to(dtype), scale, zero_point
+
+
+def check_learnable(device: torch.device, *arguments: Any) -> None:
+    """Elements are the same; sums differ by their order in float64 at most, and by nothing in a second call."""
+    wanted = REFERENCES["fake_quantize_learnable_backward"](*arguments)
+    there = [moved(value, device) for value in arguments]
+    got, again = (torch.ops.zeropoint.fake_quantize_learnable_backward.default(*there) for _ in range(2))
+    assert_same(got[0], wanted[0])
+    assert got[0].stride() == torch.empty_like(arguments[1]).stride()
+    for one, other in zip(got[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6, equal_nan=True)
+    assert_same(again, tuple(one.cpu() for one in got))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("ends", [(-128, 127), (0, 15), (-(2**31), 2**31 - 1)], ids=str)
+@pytest.mark.parametrize("axis", [None, 0, 1, 3])
+def test_learnable_gradients(device: torch.device, dtype: torch.dtype, ends: tuple[int, int], axis: int | None) -> None:
+    shape = (3, 5, 7, 2)
+    x, scale, zero_point = learnable(*shape, dtype=dtype, ends=ends, channels=1 if axis is None else shape[axis])
+    grad = torch.randn(shape).to(dtype)
+    check_learnable(device, grad, x, scale, zero_point, axis, *ends, 0.37)
+    check_learnable(device, grad, channels_last(x), scale.to(dtype), zero_point, axis, *ends, 1.0)
+    grad[2, 1, 3, :1] = float("nan")
+    check_learnable(device, channels_last(grad)[:, :, ::2], x[:, :, ::2], scale, zero_point, axis, *ends, 1.0)
+    check_learnable(device, grad[:, :, :0], x[:, :, :0], scale, zero_point, axis, *ends, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((2501,), None), ((701,), 0), ((3, 2501), 0), ((2501, 3), 1), ((2, 45, 70), 1), ((40, 33, 5), 1), ((1, 1), 0)],
+    ids=str,
+)
+def test_learnable_gradients_in_parts(
+    device: torch.device, shape: tuple[int, ...], axis: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeropoint import backends
+
+    kernels = backends.triton.function("fake_quantize_learnable_backward").__globals__
+    monkeypatch.setitem(kernels, "INTERPRETED", False)  # a device's tiles
+    channels = 1 if axis is None else shape[axis]
+    x, scale, zero_point = learnable(*shape, dtype=torch.float32, ends=(-128, 127), channels=channels)
+    check_learnable(device, torch.randn(shape), x, scale, zero_point, axis, -128, 127, 1.0)
+
+
+@pytest.mark.parametrize("axis", [None, 1, -2])
+def test_a_learnable_fake_quantizer_trains(device: torch.device, axis: int | None) -> None:
+    from zeropoint.ops.fake_quantize import fake_quantize_learnable
+
+    x, scale, zero_point = learnable(4, 6, 5, dtype=torch.float32, ends=(0, 15), channels=1 if axis is None else 6)
+    zero_point = zero_point + 0.5
+    there = [moved(value, device).requires_grad_() for value in (x, scale, zero_point)]
+    y = fake_quantize_learnable(*there, axis, 0, 15, 0.25)
+    y.sum().backward()  # an expanded gradient
+    codes = zero_point.round().clamp(0, 15).to(torch.int32)
+    channels = (scale.expand(6), codes.expand(6), 1)
+    assert_same(y.detach(), REFERENCES["fake_quantize_per_channel"](x, *channels, 0, 15)[0])
+    wanted = REFERENCES["fake_quantize_learnable_backward"](
+        torch.ones(x.shape), x, scale, codes, None if axis is None else 1, 0, 15, 0.25
+    )
+    assert torch.equal(there[0].grad.cpu(), wanted[0])
+    for got, other in zip(there[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(got.grad.cpu(), other, rtol=1e-6, atol=1e-6)

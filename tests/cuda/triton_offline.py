@@ -81,12 +81,16 @@ def compile_everything() -> None:
         run("dequantize_per_tensor", run("quantize_per_tensor", values, *to_i8), 0.1, 3, values.dtype)
         run("dynamic_qparams", values, 0, 255)
         run("fake_quantize_backward", *run("fake_quantize_per_tensor", values, one[:1], zero[:1], 0, 255))
+        run("fake_quantize_learnable_backward", values, values, one[:1], zero[:1], None, 0, 255, 1.0)
     run("dynamic_range", x)
     run("quantize_per_tensor", x, 0.1, 3, -(2**31), 2**31 - 1, i32)
     for zeros in (torch.zeros(96, dtype=torch.int64), torch.zeros(96)):
         codes = run("quantize_per_channel", x, torch.ones(96), zeros, 1, *to_u8[2:])
         run("dequantize_per_channel", codes, torch.ones(96), zeros, 1, f32)
         run("fake_quantize_per_channel", x, torch.ones(96), zeros, 1, 0, 255)
+    for axis, ends in ((0, (0, 255)), (1, (-(2**31), 2**31 - 1))):  # runs, neighbouring channels; narrow, wide
+        grids = (torch.ones(x.shape[axis]), torch.zeros(x.shape[axis], dtype=i32))
+        run("fake_quantize_learnable_backward", x, x, *grids, axis, *ends, 1.0)
     run("requantize", codes, 0.1, 3, *to_i8)
     for axis, symmetric in ((None, False), (0, True)):
         buffers = [torch.zeros(70 if axis == 0 else 1) for _ in range(3)]

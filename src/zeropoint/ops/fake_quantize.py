@@ -12,6 +12,7 @@ May import: ``grid``, ``ops.qdq``, ``ops.quantize``, ``ops.ranges``, ``ops.regis
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,36 +108,85 @@ for _name in ("fake_quantize_per_tensor", "fake_quantize_per_channel", "fake_qua
     torch.library.register_autograd(f"zeropoint::{_name}", _through_mask, setup_context=_save_mask, lib=_LIBRARY)
 
 
-class _Learnable(torch.autograd.Function):
-    """Fake quantize whose scale and zero point are trained (S. Esser et al., "Learned step size quantization", 2020).
+def _grid_gradients(grad: Tensor, x: Tensor, scale: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x, dtype=grad.dtype), scale.new_empty(scale.shape), scale.new_empty(scale.shape)
 
-    With ``r`` the rounded code before saturation and ``y`` the output::
+
+@operator(
+    "fake_quantize_learnable_backward(Tensor grad, Tensor x, Tensor scale, Tensor zero_point, int? axis, int quant_min,"
+    " int quant_max, float factor) -> (Tensor, Tensor, Tensor)",
+    meta=_grid_gradients,
+)
+def fake_quantize_learnable_backward_reference(
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    axis: int | None,
+    quant_min: int,
+    quant_max: int,
+    factor: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of ``x``, scale and zero point (S. Esser et al., "Learned step size quantization", 2020).
+
+    With ``r`` the rounded code before saturation, ``y`` the value and ``dy`` the gradient::
 
         r inside:    dx = dy    dscale = dy * (y - x) / scale              dzero = 0
         r outside:   dx = 0     dscale = dy * (end - zero_point)           dzero = -dy * scale
 
-    ``end`` is ``quant_min`` or ``quant_max``. The last two are summed over what shares a scale, times ``factor``.
+    ``end`` is ``quant_min`` or ``quant_max``. The last two are summed in float64 over what shares a scale, times
+    ``factor``, and rounded to the scale's dtype.
     """
+    channels = 1 if axis is None else x.shape[axis]
+    if grad.shape != x.shape:
+        raise RuntimeError(f"a gradient of shape {tuple(grad.shape)} does not fit values of {tuple(x.shape)}")
+    if not scale.numel() == zero_point.numel() == channels:
+        raise RuntimeError(
+            f"fake_quantize_learnable_backward: {channels} grids need as many scales and zero points, got "
+            f"{scale.numel()} and {zero_point.numel()}"
+        )
+    shape = [1] * x.dim()
+    if axis is not None:
+        shape[axis] = -1
+    # the error of rounding is lost in half precision
+    wide = x.to(grid.compute_dtype(torch.promote_types(x.dtype, scale.dtype)))
+    step, zero = scale.reshape(shape).to(wide.dtype), zero_point.reshape(shape).to(torch.int64)
+    y, inside = grid.fake_quantize(wide, step, zero, quant_min, quant_max)
+    end = torch.where(wide > y, (quant_max - zero).to(wide.dtype), (quant_min - zero).to(wide.dtype))
+    by_scale = torch.where(inside, (y - wide) / step, end) * grad
+    by_zero = (-step * grad).masked_fill(inside, 0.0)
+    by_scale, by_zero = (
+        (part.to(torch.float64).sum_to_size(step.shape) * factor).to(scale.dtype).reshape(scale.shape)
+        for part in (by_scale, by_zero)
+    )
+    return inside * grad, by_scale, by_zero  # the mask first: it has the layout of x
+
+
+class _Learnable(torch.autograd.Function):
+    """Fake quantize whose scale and zero point get gradients as well."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, factor: float
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor,
+        axis: int | None,
+        quant_min: int,
+        quant_max: int,
+        factor: float,
     ) -> Tensor:
-        ctx.save_for_backward(x, scale, zero_point)
-        ctx.ends, ctx.factor = (quant_min, quant_max), factor
-        return grid.fake_quantize(x, scale, zero_point.to(torch.int32), quant_min, quant_max)[0]
+        codes = zero_point.round().clamp(quant_min, quant_max).to(torch.int32)
+        ctx.save_for_backward(x, scale, codes)
+        ctx.settings = (axis, quant_min, quant_max, factor)
+        return simulate(x, scale, codes, axis, quant_min, quant_max)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, zero_point = ctx.saved_tensors
-        quant_min, quant_max = ctx.ends
-        wide = x.to(torch.promote_types(x.dtype, scale.dtype))  # the error of rounding is lost in half precision
-        y, inside = grid.fake_quantize(wide, scale, zero_point.to(torch.int32), quant_min, quant_max)
-        end = torch.where(wide > y, float(quant_max), float(quant_min))
-        by_scale = torch.where(inside, (y - wide) / scale, end - zero_point) * grads[0]
-        by_zero = (-scale * grads[0]).masked_fill(inside, 0.0)
-        shared = [(part.sum_to_size(scale.shape) * ctx.factor).to(scale.dtype) for part in (by_scale, by_zero)]
-        return grads[0] * inside, *shared, None, None, None
+        run: Callable[..., tuple[Tensor, ...]] = torch.ops.zeropoint.fake_quantize_learnable_backward.default
+        if torch.is_grad_enabled():  # a graph of the gradients is wanted, which the reference builds
+            run = fake_quantize_learnable_backward_reference
+        return *run(grads[0], *ctx.saved_tensors, *ctx.settings), None, None, None, None
 
 
 def fake_quantize_learnable(
@@ -162,13 +212,10 @@ def fake_quantize_learnable(
     Returns:
         A tensor of ``x``'s shape and dtype.
     """
-    shape = [1] * x.dim()
-    if axis is not None:
-        shape[axis] = -1
-    whole = zero_point + (zero_point.detach().round().clamp(quant_min, quant_max) - zero_point.detach())
-    # the parameter is written to before the next call, which the backward pass of this one must not see
+    # one scale is one grid; the parameter is written to before the next call, which this backward pass must not see
+    axis = None if axis is None or scale.numel() == 1 else axis % x.dim()
     y: Tensor = _Learnable.apply(  # type: ignore[no-untyped-call]
-        x, scale.reshape(shape).clone(), whole.reshape(shape), quant_min, quant_max, grad_factor
+        x, scale.clone(), zero_point, axis, quant_min, quant_max, grad_factor
     )
     return y
 

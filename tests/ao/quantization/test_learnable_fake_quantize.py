@@ -87,6 +87,52 @@ def test_inside_the_scale_gradient_follows_the_rounding_error():
     assert scale.grad.item() == pytest.approx(difference, rel=1e-6)
 
 
+def test_sums_are_exact_where_float32_would_lose_terms():
+    # the first element's share is 2**25 times that of every other
+    x = torch.full((1001,), 50.0)
+    incoming = torch.ones(1001)
+    incoming[0] = 2.0**25
+    scale, zero = torch.tensor([0.25], requires_grad=True), torch.zeros(1, requires_grad=True)
+    fake_quantize_learnable(x, scale, zero, None, -128, 127).backward(incoming)
+    assert scale.grad.item() == torch.tensor(127.0 * (2**25 + 1000)).item()
+    assert zero.grad.item() == torch.tensor(-0.25 * (2**25 + 1000)).item()
+
+
+def test_a_half_precision_scale_keeps_the_error_of_rounding():
+    x = torch.randn(64).half()
+    grads = []
+    for dtype in (torch.float16, torch.float32):
+        scale = torch.tensor([0.25], dtype=dtype, requires_grad=True)
+        fake_quantize_learnable(x, scale, torch.zeros(1), None, -128, 127).sum().backward()
+        grads.append(scale.grad)
+    assert torch.equal(grads[0], grads[1].half())
+
+
+def test_gradients_have_gradients():
+    x = torch.tensor([0.34, 50.0], dtype=torch.float64, requires_grad=True)
+    scale = torch.tensor([0.1], dtype=torch.float64, requires_grad=True)
+    incoming = torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    y = fake_quantize_learnable(x, scale, torch.zeros(1, dtype=torch.float64), None, -128, 127)
+    first = torch.autograd.grad(y, (x, scale), incoming, create_graph=True)
+    by_incoming = torch.autograd.grad(first[0].sum() + first[1].sum(), incoming)[0]
+    torch.testing.assert_close(by_incoming, torch.tensor([1.0 + (0.3 - 0.34) / 0.1, 127.0], dtype=torch.float64))
+
+
+def test_the_backward_operator_passes_opcheck_and_names_what_does_not_fit():
+    operator, x, codes = (
+        torch.ops.zeropoint.fake_quantize_learnable_backward,
+        torch.randn(3, 4),
+        torch.zeros(4, dtype=torch.int32),
+    )
+    for axis, channels in ((None, 1), (1, 4)):
+        grid = (torch.full((channels,), 0.1), codes[:channels])
+        torch.library.opcheck(operator.default, (x, x, *grid, axis, -8, 7, 0.5))
+    with pytest.raises(RuntimeError, match="3 grids need as many scales"):
+        operator(x, x, torch.ones(4), codes, 0, -8, 7, 1.0)
+    with pytest.raises(RuntimeError, match="does not fit values of"):
+        operator(x[:2], x, torch.ones(4), codes, 1, -8, 7, 1.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_other_dtypes_train(dtype):
     fake = learner(scale=0.1)

@@ -34,7 +34,8 @@ _FAMILIES = {
     "distributed": ("block_pack", "block_sum", "block_unpack", "row_quantize", "row_range", "row_sum"),
     "embedding": ("embedding", "embedding_bag"),
     "fake_quantize": (
-        "fake_quantize_backward", "fake_quantize_per_channel", "fake_quantize_per_tensor", "moving_average_observe",
+        "fake_quantize_backward", "fake_quantize_learnable_backward", "fake_quantize_per_channel",
+        "fake_quantize_per_tensor", "moving_average_observe",
     ),
     "norm": ("batch_norm", "group_norm", "layer_norm"),
     "softmax": ("softmax",),

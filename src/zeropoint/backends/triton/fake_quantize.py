@@ -33,6 +33,7 @@ from zeropoint.ops.ranges import channels_first
 
 __all__ = [
     "fake_quantize_backward",
+    "fake_quantize_learnable_backward",
     "fake_quantize_per_channel",
     "fake_quantize_per_tensor",
     "moving_average_observe",
@@ -43,6 +44,35 @@ _EXACT_IN_FLOAT32 = 2**23  # as in grid: wider grids have ends that float32 roun
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _steps(x, scale, zero, low, high, FLOAT: tl.constexpr, REAL_ZERO: tl.constexpr, WIDE: tl.constexpr):
+    """``grid.fake_quantize`` before the product with the scale, and whether the codes were inside."""
+    if FLOAT == tl.float32:
+        place = x * tl.div_rn(tl.zeros_like(scale) + 1.0, scale)
+    else:
+        place = x * (1.0 / scale)
+    if REAL_ZERO:
+        shift = zero.to(FLOAT)
+        place = rint(place + shift)
+        bottom, top = tl.zeros_like(place) + low.to(FLOAT), tl.zeros_like(place) + high.to(FLOAT)
+    else:
+        place = rint(place)
+        bottom, top = (low - zero.to(tl.int64)).to(FLOAT), (high - zero.to(tl.int64)).to(FLOAT)
+    kept = (place >= bottom) & (place <= top)
+    clamped = tl.where(place < bottom, bottom, tl.where(place > top, top, place))  # NaN stays
+    if REAL_ZERO:
+        steps = clamped - shift
+    else:
+        if WIDE:
+            far = tl.where(place == place, place, 0.0)
+            far = tl.minimum(tl.maximum(far, -4611686018427387904.0), 4611686018427387904.0).to(tl.int64)
+            code = tl.minimum(tl.maximum(far + zero.to(tl.int64), low), high)
+            steps = tl.where(place == place, (code - zero.to(tl.int64)).to(FLOAT), place)
+        else:
+            steps = clamped + 0.0
+    return steps, kept
 
 
 @triton.jit(do_not_specialize=["low", "high"])
@@ -68,29 +98,7 @@ def _fake_quantize(
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(FLOAT)
     scale = tl.load(scale_ptr + channel, mask=inside, other=1.0).to(FLOAT)
     zero = tl.load(zero_ptr + channel, mask=inside, other=0)
-    if FLOAT == tl.float32:
-        place = x * tl.div_rn(tl.full((BLOCK,), 1.0, tl.float32), scale)
-    else:
-        place = x * (1.0 / scale)
-    if REAL_ZERO:
-        shift = zero.to(FLOAT)
-        place = rint(place + shift)
-        bottom, top = tl.zeros_like(place) + low.to(FLOAT), tl.zeros_like(place) + high.to(FLOAT)
-    else:
-        place = rint(place)
-        bottom, top = (low - zero.to(tl.int64)).to(FLOAT), (high - zero.to(tl.int64)).to(FLOAT)
-    kept = (place >= bottom) & (place <= top)
-    clamped = tl.where(place < bottom, bottom, tl.where(place > top, top, place))  # NaN stays
-    if REAL_ZERO:
-        steps = clamped - shift
-    else:
-        if WIDE:
-            far = tl.where(place == place, place, 0.0)
-            far = tl.minimum(tl.maximum(far, -4611686018427387904.0), 4611686018427387904.0).to(tl.int64)
-            code = tl.minimum(tl.maximum(far + zero.to(tl.int64), low), high)
-            steps = tl.where(place == place, (code - zero.to(tl.int64)).to(FLOAT), place)
-        else:
-            steps = clamped + 0.0
+    steps, kept = _steps(x, scale, zero, low, high, FLOAT, REAL_ZERO, WIDE)
     tl.store(out_ptr + at, narrowed(steps * scale, out_ptr.dtype.element_ty), mask=inside)
     tl.store(mask_ptr + at, kept.to(tl.int8), mask=inside)
 
@@ -102,6 +110,72 @@ def _through_mask(grad_ptr, mask_ptr, out_ptr, count, FLOAT: tl.constexpr, BLOCK
     grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(FLOAT)
     mask = tl.load(mask_ptr + at, mask=inside, other=0)
     tl.store(out_ptr + at, narrowed(grad * mask.to(FLOAT), out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["low", "high"])
+def _learn(
+    grad_ptr,
+    x_ptr,
+    scale_ptr,
+    zero_ptr,
+    out_ptr,
+    sums_ptr,
+    channels,
+    count,
+    step,
+    numel,
+    part_length,
+    parts,
+    low,
+    high,
+    FLOAT: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gradients of one part of some channels' elements, and what that part adds to the gradients of their grids.
+
+    A channel's ``count`` elements lie in runs of ``step``.
+    """
+    none = numel - numel  # of 64 bits where places need them, as in places
+    m = (tl.program_id(0) + none) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    scale = tl.load(scale_ptr + m, mask=m < channels, other=1.0).to(FLOAT)
+    zero = tl.load(zero_ptr + m, mask=m < channels, other=0).to(tl.int64)
+    bottom, top = (low - zero).to(FLOAT), (high - zero).to(FLOAT)
+    by_scale = tl.zeros((BLOCK_M, BLOCK), tl.float64)
+    by_zero = tl.zeros((BLOCK_M, BLOCK), tl.float64)
+    begin = (tl.program_id(1) + none) * part_length
+    for start in range(0, part_length, BLOCK):
+        k = begin + start + tl.arange(0, BLOCK)[None, :]
+        inside = (m < channels) & (k >= 0) & (k < count)
+        at = k // step * (channels * step) + m * step + k % step
+        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(FLOAT)
+        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(FLOAT)
+        steps, kept = _steps(x, scale, zero, low, high, FLOAT, False, WIDE)
+        y = steps * scale
+        if FLOAT == tl.float32:
+            error = tl.div_rn(y - x, tl.zeros_like(x) + scale)
+        else:
+            error = (y - x) / scale
+        shares = tl.where(kept, error, tl.where(x > y, top, bottom)) * grad
+        moves = tl.where(kept, 0.0, -scale * grad)
+        tl.store(out_ptr + at, narrowed(kept.to(FLOAT) * grad, out_ptr.dtype.element_ty), mask=inside)
+        by_scale += tl.where(inside, shares, 0.0).to(tl.float64)
+        by_zero += tl.where(inside, moves, 0.0).to(tl.float64)
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    at = row.to(tl.int64) * parts + tl.program_id(1)
+    tl.store(sums_ptr + at, tl.sum(by_scale, axis=1), mask=row < channels)
+    tl.store(sums_ptr + at + channels * parts, tl.sum(by_zero, axis=1), mask=row < channels)
+
+
+@triton.jit(do_not_specialize=["factor"])
+def _totals(sums_ptr, out_ptr, rows, parts, factor, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of each row's parts, times a factor."""
+    m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK)
+    shown = (m < rows)[:, None] & (k < parts)[None, :]
+    total = tl.sum(tl.load(sums_ptr + m[:, None] * parts + k[None, :], mask=shown, other=0.0), axis=1)
+    tl.store(out_ptr + m, narrowed(total * real(factor), out_ptr.dtype.element_ty), mask=m < rows)
 
 
 @triton.jit
@@ -288,6 +362,78 @@ def fake_quantize_backward(grad: Tensor, mask: Tensor) -> Tensor:
         BLOCK=block,
     )
     return out
+
+
+def fake_quantize_learnable_backward(
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    axis: int | None,
+    quant_min: int,
+    quant_max: int,
+    factor: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    channels = 1 if axis is None else x.shape[axis]
+    if grad.shape != x.shape:
+        raise RuntimeError(f"a gradient of shape {tuple(grad.shape)} does not fit values of {tuple(x.shape)}")
+    if not scale.numel() == zero_point.numel() == channels:
+        raise RuntimeError(
+            f"fake_quantize_learnable_backward: {channels} grids need as many scales and zero points, got "
+            f"{scale.numel()} and {zero_point.numel()}"
+        )
+    out = torch.empty_like(x, dtype=grad.dtype)
+    shared = torch.zeros((2, *scale.shape), dtype=scale.dtype, device=x.device)
+    if x.numel() == 0:
+        return out, shared[0], shared[1]
+    step = count = x.numel() // channels
+    if axis is not None and channels > 1:
+        step = channel_places(out, axis)[0]
+    # neighbours in memory are elements of one channel, or, where runs are short, of several channels
+    size = 1 << 16 if INTERPRETED else 1024
+    block = power_of_two(count, 16, size // power_of_two(channels, 1, 32 // power_of_two(step, 1, 32)))
+    block_m = power_of_two(channels, 1, size // block)
+    rows = ceil_div(channels, block_m)
+    parts = max(1, min(ceil_div(1024, rows), ceil_div(count, block)))
+    part_length = ceil_div(ceil_div(count, parts), block) * block
+    parts = ceil_div(count, part_length)
+    sums = torch.empty((2, channels, parts), dtype=torch.float64, device=x.device)
+    launch(
+        _learn,
+        (rows, parts),
+        dense(grad, out),
+        dense(x, out),
+        scale.contiguous(),
+        zero_point.contiguous(),
+        out,
+        sums,
+        channels,
+        count,
+        step,
+        x.numel(),
+        part_length,
+        parts,
+        quant_min,
+        quant_max,
+        FLOAT=triton_dtype(torch.promote_types(x.dtype, scale.dtype)),
+        WIDE=quant_max - quant_min > _EXACT_IN_FLOAT32,
+        BLOCK_M=block_m,
+        BLOCK=block,
+    )
+    block = power_of_two(parts, 1, 1024)
+    block_m = power_of_two(2 * channels, 1, size // block)
+    launch(
+        _totals,
+        (ceil_div(2 * channels, block_m),),
+        sums,
+        shared,
+        2 * channels,
+        parts,
+        bits(factor),
+        BLOCK_M=block_m,
+        BLOCK=block,
+    )
+    return out, shared[0], shared[1]
 
 
 def moving_average_observe(
