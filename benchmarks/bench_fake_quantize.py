@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -61,6 +62,15 @@ def _modules() -> dict[str, tuple[str, Callable[[ModuleType], nn.Module]]]:
 
         return make
 
+    def learned(observer: str, **settings: int) -> Callable[[ModuleType], nn.Module]:
+        def make(ao: ModuleType) -> nn.Module:
+            home = importlib.import_module(f"{ao.__name__}.quantization._learnable_fake_quantize")
+            module = home._LearnableFakeQuantize(getattr(ao.quantization, observer), 0, 255, scale=0.02, **settings)
+            module.enable_param_learning()
+            return _Trained(module)
+
+        return make
+
     def observer(name: str) -> Callable[[ModuleType], nn.Module]:
         return lambda ao: getattr(ao.quantization, name)()
 
@@ -70,6 +80,8 @@ def _modules() -> dict[str, tuple[str, Callable[[ModuleType], nn.Module]]]:
         "per tensor, moving average, fused": ("activation", fake(False, "default_fused_act_fake_quant")),
         "per channel, grid fixed": ("weight", fake(True, "default_per_channel_weight_fake_quant")),
         "per channel, moving average, fused": ("weight", fake(False, "default_fused_per_channel_wt_fake_quant")),
+        "per tensor, learned": ("activation", learned("MovingAverageMinMaxObserver")),
+        "per channel, learned": ("weight", learned("MovingAveragePerChannelMinMaxObserver", channel_len=WEIGHT[0])),
         "min-max observer": ("activation", observer("MinMaxObserver")),
         "per-channel min-max observer": ("weight", observer("PerChannelMinMaxObserver")),
         "histogram observer": ("activation", observer("HistogramObserver")),

@@ -41,6 +41,21 @@ def test_conv(check: Check, case: tuple[Any, ...], affine: bool) -> None:
     check("conv_dynamic", x, weight, scale, zero_point, bias, *window, groups, affine, affine, None)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+def test_depthwise_pictures_and_a_fused_relu(check: Check, dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    x, out = codes(1, 19, 7, 5, dtype=dtype), (0.05, limits.min + 9, limits.min + 9, limits.max, dtype)
+    scale, zero_point, bias = torch.rand(19) * 0.01 + 0.001, codes(19, dtype=torch.int8).int(), torch.randn(19)
+    for kernel, window in (
+        ((3, 3), ((1, 1), (1, 1, 1, 1), (1, 1), 19)),
+        ((5, 2), ((2, 1), (2, 2, 0, 1), (1, 2), 19)),
+        ((3, 3), ((1, 2), (0, 0, 0, 0), (1, 1), 1)),
+    ):
+        weight = codes(19, 19 // window[-1], *kernel, dtype=torch.int8)
+        laid_out = x if kernel == (5, 2) else channels_last(x)
+        check("conv", laid_out, 0.02, 3, weight, scale, zero_point, bias, *window, *out, None)
+
+
 def test_packed_weights_are_taken(device: torch.device, check: Check) -> None:
     x, weight = codes(1, 4, 5, 5), codes(6, 2, 3, 3, dtype=torch.int8)
     packed = torch.ops.zeropoint.conv_pack(weight.to(device), 2)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from triton_check import channels_last, codes
+from triton_check import REFERENCES, channels_last, codes
+
+import zeropoint as zp
 
 Check = Callable[..., Any]
 DTYPES = (torch.int8, torch.uint8, torch.int32)
@@ -60,3 +62,14 @@ def test_softmax(check: Check, dtype: torch.dtype, dim: int) -> None:
         x = codes(2, size, size + 1, dtype=dtype)
         check("softmax", x, scale, dim, 1 / 256, 0, torch.uint8)
         check("softmax", x.transpose(1, 2), scale, dim, 1e-8, -5, torch.int32)
+
+
+def test_cat_brings_every_part_to_one_grid(device: torch.device) -> None:
+    grids = ((0.1, 3, zp.quint8), (0.1, 3, zp.quint8), (0.03, -7, zp.qint8), (0.11, 0, zp.qint8))
+    parts = [zp.quantize_per_tensor(torch.randn(2, 3 + i, 5) * 9, *grid) for i, grid in enumerate(grids)]
+    wanted = [
+        REFERENCES["requantize"](part.int_repr(), *grid[:2], 0.2, 7, 0, 255, torch.uint8)
+        for part, grid in zip(parts, grids, strict=True)
+    ]
+    got = zp.ops.arithmetic.cat([part.to(device) for part in parts], 1, 0.2, 7, dtype=zp.quint8)
+    assert torch.equal(got.int_repr().cpu(), torch.cat(wanted, 1))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton_check import REFERENCES, assert_same, channels_last, moved
+
+from zeropoint.ao import quantization as aq
+from zeropoint.ao.quantization._learnable_fake_quantize import _LearnableFakeQuantize
 
 Check = Callable[..., Any]
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -139,3 +145,55 @@ def test_a_learnable_fake_quantizer_trains(device: torch.device, axis: int | Non
     assert torch.equal(there[0].grad.cpu(), wanted[0])
     for got, other in zip(there[1:], wanted[1:], strict=True):
         torch.testing.assert_close(got.grad.cpu(), other, rtol=1e-6, atol=1e-6)
+
+
+class _ReadsNoValue(TorchDispatchMode):
+    """Here a value that the host reads is an error."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_waiting(device: torch.device) -> Iterator[None]:
+    """Waiting for the device is an error. On the CPU, kernels only count as launched: values are garbage."""
+    from zeropoint.backends.triton import _core
+
+    if device.type == "cpu":
+        with _ReadsNoValue(), _core.replaced_launch(lambda *arguments, **settings: None):
+            yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        aq.default_fake_quant,
+        aq.default_per_channel_weight_fake_quant,
+        aq.default_fused_act_fake_quant,
+        aq.default_fused_per_channel_wt_fake_quant,
+        partial(_LearnableFakeQuantize, aq.MovingAverageMinMaxObserver, scale=0.1, use_grad_scaling=True),
+        partial(_LearnableFakeQuantize, aq.MovingAveragePerChannelMinMaxObserver, channel_len=4, scale=0.1),
+    ],
+    ids=["tensor", "channel", "fused-tensor", "fused-channel", "learnable-tensor", "learnable-channel"],
+)
+def test_training_waits_for_nothing(
+    device: torch.device, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("observers.minmax", "fake_quantize"):  # as on CUDA, where observers do not look at values
+        monkeypatch.setattr(f"zeropoint.ao.quantization.{module}.on_host", lambda values: False)
+    fake, x = make().to(device), torch.randn(4, 8, device=device, requires_grad=True)
+    fake(x).sum().backward()
+    if isinstance(fake, _LearnableFakeQuantize):
+        fake.enable_param_learning()
+        fake(x).sum().backward()
+    with no_waiting(device):
+        fake(x).sum().backward()
+    if isinstance(fake, _LearnableFakeQuantize):
+        assert fake.scale.grad is not None

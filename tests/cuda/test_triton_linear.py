@@ -67,6 +67,15 @@ def test_every_way_to_multiply(
     assert_same(out, wanted)
 
 
+@pytest.mark.parametrize("rows", [2, 17])
+def test_a_fused_relu_and_signed_codes(check: Check, rows: int) -> None:
+    weight, scale, zero_point = weights(33, 65, 33, False)
+    for dtype in (torch.uint8, torch.int8):
+        x, bias = codes(rows, 65, dtype=dtype), torch.randn(33)
+        for out in ((0.1, -7, -7, 127, torch.int8), (0.1, -7, -7, 53, torch.int8), (0.1, 9, 9, 255, torch.uint8)):
+            check("linear", x, 0.02, -3, weight, scale, zero_point, bias, *out, None)
+
+
 @pytest.mark.parametrize("depth", [33025, 33026, 140000])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_worst_cases_do_not_overflow(check: Check, rows: int, depth: int) -> None:

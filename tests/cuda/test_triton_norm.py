@@ -32,6 +32,14 @@ def test_norms(check: Check, dtype: torch.dtype, out_dtype: torch.dtype, affine:
     check("layer_norm", rows, scale, 3, (7, 33), torch.randn(7, 33) if affine else None, None, 0.0, *out)
 
 
+def test_a_fused_relu_is_a_lower_end(check: Check) -> None:
+    for shape in ((2, 6, 5, 3), (2, 6, 2, 5, 3), (7, 6)):
+        x, six = codes(*shape), (torch.randn(6), torch.randn(6))
+        out = (0.02, 9, 9, 255, torch.uint8)
+        check("batch_norm", x, 0.05, 3, *six, torch.randn(6), torch.rand(6), 1e-5, *out)
+        check("group_norm", x, 0.05, 3, 6, *six, 1e-5, *out)
+
+
 def test_extreme_codes(check: Check) -> None:
     out = (0.01, 0, -128, 127, torch.int8)
     top, bottom = 2**31 - 1, -(2**31)
