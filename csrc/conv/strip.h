@@ -51,14 +51,12 @@ class Strips {
       inside = inside && g_.padding[d] == 0 && (g_.out[d] - 1) * g_.stride[d] + reach_[d] <= g_.in[d];
     }
     in_place_ = inside && !x_signed && bytes_ == 1;
-    width_ = in_place_ ? g_.in[2] : (g_.out[2] - 1) * g_.stride[2] + reach_[2];
-    line_pitch_ = width_ * channels_;
     choose_rows(gemm::tile_rows(packed), threads);
     for (int64_t d = 0; d < kernel[0]; ++d)
       for (int64_t h = 0; h < kernel[1]; ++h)
         for (int64_t w = 0; w < (whole ? 1 : kernel[2]); ++w)
-          segments_.push_back(d * (in_place_ ? g_.dilation[0] * g_.in[1] * line_pitch_ : depth_pitch_) +
-                              h * g_.dilation[1] * line_pitch_ + w * g_.dilation[2] * channels_);
+          segments_.push_back(d * g_.dilation[0] * depth_step() + h * g_.dilation[1] * line_pitch_ +
+                              w * g_.dilation[2] * channels_);
   }
 
   // Output positions of a strip; the last may have fewer.
@@ -75,22 +73,23 @@ class Strips {
       strip = static_cast<uint8_t*>(gemm::thread_scratch(gemm::Scratch::rows, static_cast<size_t>(scratch_bytes_)));
     int64_t slab = 0;
     while (count > 0) {
-      // The part that lies in one depth of one image.
+      // The part that lies in one depth of one image or, where strips are narrow, in one line.
       const int64_t plane = g_.out[1] * g_.out[2], in_plane = first % plane;
-      const int64_t part = std::min(count, plane - in_plane);
+      const int64_t part = std::min(count, narrow_ ? g_.out[2] - in_plane % g_.out[2] : plane - in_plane);
       const int64_t d = first / plane % g_.out[0], image = first / plane / g_.out[0];
       const int64_t top = in_plane / g_.out[2], bottom = (in_plane + part - 1) / g_.out[2];
-      int64_t from = 0, lines_above = 0;
+      int64_t w = in_plane % g_.out[2];
+      int64_t from = 0, lines_above = 0, columns_before = 0;
       if (in_place_) {
         from = (image * g_.in[0] + d * g_.stride[0]) * g_.in[1] * line_pitch_;
       } else {
         lines_above = top * g_.stride[1];
+        columns_before = narrow_ ? w * g_.stride[2] : 0;
         from = slab++ * g_.weight.kernel[0] * depth_pitch_;
-        copy(image, d, lines_above, (bottom - top) * g_.stride[1] + reach_[1], strip + from * bytes_);
+        copy(image, d, lines_above, (bottom - top) * g_.stride[1] + reach_[1], columns_before, strip + from * bytes_);
       }
-      int64_t w = in_plane % g_.out[2];
       for (int64_t h = top; h <= bottom; ++h, w = 0) {
-        const int64_t line = from + (h * g_.stride[1] - lines_above) * line_pitch_;
+        const int64_t line = from + (h * g_.stride[1] - lines_above) * line_pitch_ - columns_before * channels_;
         const int64_t end = h == bottom ? (in_plane + part - 1) % g_.out[2] + 1 : g_.out[2];
         for (; w < end; ++w) *offsets++ = line + w * g_.stride[2] * channels_;
       }
@@ -110,16 +109,27 @@ class Strips {
 
   static constexpr int64_t kLeastRows = 48;  // for them weights are read
 
+  // Codes from the tap of one depth to the tap of the next.
+  int64_t depth_step() const { return in_place_ ? g_.in[1] * line_pitch_ : depth_pitch_; }
+
+  // What `rows` output positions need.
+  void measure(int64_t rows) {
+    const int64_t plane = narrow_ ? g_.out[2] : g_.out[1] * g_.out[2];
+    const int64_t lines = narrow_ ? 1 : std::min(g_.out[1], (rows - 2 + g_.out[2]) / g_.out[2] + 1);
+    const int64_t columns = narrow_ ? std::min(rows, g_.out[2]) : g_.out[2];
+    width_ = in_place_ ? g_.in[2] : (columns - 1) * g_.stride[2] + reach_[2];
+    line_pitch_ = width_ * channels_;
+    depth_pitch_ = ((lines - 1) * g_.stride[1] + reach_[1]) * line_pitch_;
+    const int64_t slabs = (rows - 2 + plane) / plane + 1;
+    scratch_bytes_ = (slabs * g_.weight.kernel[0] * depth_pitch_ + kVector) * bytes_;
+  }
+
   // Strips of equal length whose input lines stay in the second-level cache.
   void choose_rows(int64_t tile, int64_t threads) {
     constexpr int64_t kBytes = 96 * 1024, kMostRows = 1024;
-    const int64_t plane = g_.out[1] * g_.out[2], all = g_.batch * g_.out[0] * plane;
-    const auto measure = [&](int64_t rows) {
-      const int64_t lines = std::min(g_.out[1], (rows - 2 + g_.out[2]) / g_.out[2] + 1);
-      const int64_t slabs = (rows - 2 + plane) / plane + 1;
-      depth_pitch_ = ((lines - 1) * g_.stride[1] + reach_[1]) * line_pitch_;
-      scratch_bytes_ = (slabs * g_.weight.kernel[0] * depth_pitch_ + kVector) * bytes_;
-    };
+    const int64_t all = g_.batch * g_.out[0] * g_.out[1] * g_.out[2];
+    measure(kLeastRows);
+    narrow_ = scratch_bytes_ > kBytes || (g_.out[0] == 1 && g_.out[1] == 1);
     rows_ = kMostRows;
     for (measure(rows_); rows_ > kLeastRows && scratch_bytes_ > kBytes; measure(rows_)) rows_ -= kLeastRows / 3;
     int64_t strips = (all + rows_ - 1) / rows_;
@@ -128,11 +138,12 @@ class Strips {
     measure(rows_);
   }
 
-  // Input lines [top, top + lines), counted from the border's first, at the depths of all taps.
-  void copy(int64_t image, int64_t d, int64_t top, int64_t lines, uint8_t* to) const {
+  // Input lines [top, top + lines) from column `before` on, both counted from the border's first, at the depths of all
+  // taps.
+  void copy(int64_t image, int64_t d, int64_t top, int64_t lines, int64_t before, uint8_t* to) const {
     // Columns [left, right) of the strip lie inside the input.
-    const int64_t left = std::clamp<int64_t>(g_.padding[2], 0, width_);
-    const int64_t right = std::clamp<int64_t>(g_.in[2] + g_.padding[2], left, width_);
+    const int64_t left = std::clamp<int64_t>(g_.padding[2] - before, 0, width_);
+    const int64_t right = std::clamp<int64_t>(g_.in[2] + g_.padding[2] - before, left, width_);
     for (int64_t k = 0; k < g_.weight.kernel[0]; ++k, to += depth_pitch_ * bytes_) {
       const int64_t in_d = d * g_.stride[0] - g_.padding[0] + k * g_.dilation[0];
       for (int64_t i = 0; i < lines; ++i) {
@@ -142,7 +153,7 @@ class Strips {
           fill(line, 0, width_);
           continue;
         }
-        const int64_t position = ((image * g_.in[0] + in_d) * g_.in[1] + in_h) * g_.in[2] + left - g_.padding[2];
+        const int64_t position = ((image * g_.in[0] + in_d) * g_.in[1] + in_h) * g_.in[2] + left + before - g_.padding[2];
         fill(line, 0, left);
         copy_codes(x_ + position * channels_, (right - left) * channels_, line + left * channels_ * bytes_);
         fill(line, right, width_);
@@ -182,8 +193,8 @@ class Strips {
   uint8_t flip_, fill_;
   int64_t bytes_, channels_;
   int64_t reach_[3];
-  bool in_place_;
-  int64_t width_, line_pitch_, run_;
+  bool in_place_, narrow_ = false;
+  int64_t width_ = 0, line_pitch_ = 0, run_;
   int64_t rows_ = 0, depth_pitch_ = 0, scratch_bytes_ = 0;
   std::vector<int64_t> segments_;
 };
