@@ -202,23 +202,32 @@ def test_a_write_that_fails_in_the_middle(shell: Callable[..., Any], folder: Pat
     assert files(folder) == []
 
 
+def can_be_interrupted() -> None:
+    """In a new process: a shell's job in the background has children that ignore interruptions."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
 )
 def test_an_interrupted_calibration(folder: Path, number: signal.Signals, status: int, word: str) -> None:
     command = ["quantize", "nets:make", "--data", "nets:endless", "-o", "net.pt", "--report", "net.md"]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "zeropoint", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "batch 0\n"  # it calibrates now
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+        preexec_fn=can_be_interrupted,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "batch 0\n"  # it calibrates now
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == status
     assert said_by(stderr) == (f"error: {word}\n")
     assert files(folder) == []
@@ -239,7 +248,12 @@ from zeropoint.cli import main
 main()
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+        preexec_fn=can_be_interrupted,
     )
     assert one_line(done, 130) == "error: interrupted\n"
     assert files(folder) == []
