@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 
 import pytest
 import torch
@@ -122,13 +123,94 @@ def test_threads_of_python_may_share_a_plan(network: nn.Module) -> None:
             assert torch.equal(got, network(x))
 
 
+def test_plans_are_made_while_other_threads_run_the_model(network: nn.Module) -> None:
+    x = torch.randn(2, 3, 14, 14)
+    expected, stop, wrong = network(x), threading.Event(), []
+
+    def run() -> None:
+        while not stop.is_set():
+            try:
+                y = network(x)
+                if type(y) is not Tensor or not torch.equal(y, expected):
+                    wrong.append(y)
+            except Exception as error:
+                wrong.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for batch in (1, 2, 3):
+            zp.compile(network, torch.randn(batch, 3, 14, 14))
+    finally:
+        stop.set()
+        thread.join()
+    assert not wrong
+
+
+def test_a_plan_reads_the_weights_of_the_model_and_leaves_nothing_on_it(network: nn.Module) -> None:
+    class Remembers(nn.Module):
+        seen: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = x
+            return x
+
+    remembers, x = Remembers(), torch.randn(1, 3, 14, 14)
+    plan = zp.compile(nn.Sequential(remembers, network).eval(), x).plan_for((x,))
+    assert remembers.seen is x
+    constants = {constant.data_ptr() for constant in plan.constants}
+    for module in network.modules():
+        if "_packed" in module._buffers:
+            assert {module._buffers[name].data_ptr() for name in ("weight", "_packed")} <= constants  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_loading_drops_the_plans(nested: bool) -> None:
+    def make(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return quantized(nn.Sequential(QuantStub(), nn.Conv2d(3, 4, 3), DeQuantStub()), 2, 3, 6, 6)
+
+    old, new, x = make(0), make(1), torch.randn(2, 3, 6, 6)
+    compiled = zp.compile(old, x)
+    outer = nn.Sequential(compiled) if nested else compiled
+    prefix = "0.model." if nested else "model."
+    outer.load_state_dict({prefix + name: value for name, value in new.state_dict().items()})
+    for y in (x, x[:1]):
+        assert torch.equal(compiled(y), new(y))
+        assert torch.equal(compiled(y), old(y))
+
+
+def test_what_the_model_refuses_is_refused_when_the_plan_is_made() -> None:
+    model = nn.Sequential(QuantStub(), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(32, 3), DeQuantStub())
+    network, x = quantized(model, 2, 3, 6, 6), torch.randn(3, 6, 6)
+    with pytest.raises((RuntimeError, ValueError)) as eager:
+        network(x)
+    with pytest.raises(type(eager.value)) as compiled:
+        zp.compile(network, x)
+    assert str(compiled.value) == str(eager.value)
+
+
+def test_calls_that_make_no_sense_are_type_errors(network: nn.Module) -> None:
+    x = torch.randn(1, 3, 14, 14)
+    compiled = zp.compile(network, x)
+    with pytest.raises(TypeError, match=r"takes tensors, got inputs of types .*NoneType"):
+        compiled(None)
+    with pytest.raises(TypeError, match=r"positional inputs only, got \['x'\]"):
+        compiled(x=x)
+    with pytest.raises(TypeError, match="takes a model, got function"):
+        zp.compile(lambda y: y, x)  # type: ignore[arg-type]
+    again = zp.compile(compiled, x)
+    assert again.model is network
+    assert torch.equal(again(x), network(x))
+
+
 def test_what_a_plan_cannot_run_is_named() -> None:
     class Odd(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.sin(x)
 
-    with pytest.raises(zp.PlanError, match=r"aten\.sin"):
-        zp.compile(nn.Sequential(Odd()).eval(), torch.ones(2))
+    with pytest.raises(zp.PlanError, match=r"aten\.sin\.default \(in Odd '1\.0'\)"):
+        zp.compile(nn.Sequential(nn.Identity(), nn.Sequential(Odd())).eval(), torch.ones(2))
 
 
 def test_one_input_functions_are_tables() -> None:

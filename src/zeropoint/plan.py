@@ -1,7 +1,7 @@
 """A converted network as one call: ``zeropoint.compile(model, example)``.
 
 Modules that call one kernel each pay for Python, for dispatch and for fresh memory at every layer. A plan pays once:
-the network is exported, its graph is laid out as a program over one arena of reused buffers, and a call runs the
+the network is traced, its graph is laid out as a program over one arena of reused buffers, and a call runs the
 program in the native library (``csrc/plan``). The kernels are the same ones, so are the integers.
 
 What the layout does beyond translating: reshapes and slices become views, zero padding becomes the padding of the
@@ -12,6 +12,7 @@ May import: floors 1 to 3.
 
 from __future__ import annotations
 
+import copy
 import operator as python_operator
 import struct
 import threading
@@ -21,7 +22,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Node
+from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.utils import _pytree as pytree
 
 from zeropoint import backends, grid
 from zeropoint.ops.registry import operator
@@ -29,7 +32,7 @@ from zeropoint.ops.registry import operator
 __all__ = ["CompiledModel", "PlanError", "compile"]
 
 _ALIGN = 64
-_EXPORTING = threading.Lock()  # torch.export keeps global state: one thread at a time
+_TRACING = threading.Lock()  # torch.fx keeps global state: one thread at a time
 _ops = torch.ops.zeropoint
 _aten = torch.ops.aten
 
@@ -64,17 +67,22 @@ def compile(model: nn.Module, example: Tensor | Sequence[Tensor]) -> CompiledMod
         example: one input, or a sequence of all positional inputs.
 
     Returns:
-        A module that is called as ``model`` is and gives the same integers. An input of other shapes gets a plan of
-        its own at its first call. The plan shares the model's weights as they are now: after changing the model,
-        compile it again.
+        A module that is called with the positional inputs of ``model`` and gives the same integers. An input of other
+        shapes gets a plan of its own at its first call. Plans keep the model's weights as they were when they were
+        made. The module's own ``load_state_dict`` (and ``to`` and the like) drop the plans, so that the next call makes
+        one of the new weights; after changing ``model`` in another way, compile it again. A compiled model may be
+        compiled again.
 
     Raises:
         PlanError: an operator that plans do not know, by name, or no native kernels.
+        TypeError: no model, or no tensors. What ``model`` itself raises for the example is raised too.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"compile takes a model, got {type(model).__name__}")
     if not isinstance(example, (Tensor, list, tuple)):
         raise TypeError(f"compile takes an example input, a tensor or a sequence of them, got {type(example).__name__}")
     inputs = (example,) if isinstance(example, Tensor) else tuple(example)
-    compiled = CompiledModel(model)
+    compiled = CompiledModel(model.model if isinstance(model, CompiledModel) else model)
     compiled.plan_for(inputs)
     return compiled
 
@@ -82,15 +90,26 @@ def compile(model: nn.Module, example: Tensor | Sequence[Tensor]) -> CompiledMod
 class CompiledModel(nn.Module):
     """A network that runs as one call; made by :func:`compile`."""
 
+    model: nn.Module
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._lock = threading.Lock()
+        self.register_load_state_dict_post_hook(_drop_plans)  # type: ignore[no-untyped-call]
 
     def plan_for(self, inputs: tuple[Tensor, ...]) -> _Plan:
-        """The plan for inputs of these shapes and dtypes, made if there is none yet."""
-        key = tuple((x.shape, x.dtype) for x in inputs)
+        """The plan for inputs of these shapes and dtypes, made if there is none yet.
+
+        Raises:
+            TypeError: inputs that are no tensors. PlanError: see :func:`compile`.
+        """
+        try:
+            key = tuple((x.shape, x.dtype) for x in inputs)
+        except AttributeError:
+            seen = [type(x).__name__ for x in inputs]
+            raise TypeError(f"a compiled model takes tensors, got inputs of types {seen}") from None
         plan = self._plans.get(key)
         if plan is None:
             with self._lock:
@@ -98,9 +117,28 @@ class CompiledModel(nn.Module):
                 self._plans[key] = plan
         return plan
 
-    def forward(self, *inputs: Tensor) -> Any:
-        """What ``model`` returns for the same inputs."""
+    def forward(self, *inputs: Tensor, **named: Any) -> Any:
+        """What ``model`` returns for the same inputs, all positional.
+
+        Raises:
+            TypeError: inputs that are no tensors, or inputs by name.
+        """
+        if named:
+            raise TypeError(f"a compiled model takes positional inputs only, got {sorted(named)} by name")
         return self.plan_for(inputs)(inputs)
+
+    def drop_plans(self) -> None:
+        """Forgets all plans: the next call makes one of the model as it is then."""
+        with self._lock:
+            self._plans = {}
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.drop_plans()  # before anything is loaded, as loading may fail halfway; and once more behind it
+        super()._load_from_state_dict(*args)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self.drop_plans()
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -113,6 +151,11 @@ class CompiledModel(nn.Module):
 
     def extra_repr(self) -> str:
         return "\n".join(str(plan) for plan in self._plans.values())
+
+
+def _drop_plans(compiled: nn.Module, _: Any) -> None:
+    """After loading: another thread may have made a plan meanwhile."""
+    cast(CompiledModel, compiled).drop_plans()
 
 
 # --- the plan -----------------------------------------------------------------------------------------------------
@@ -573,6 +616,7 @@ _MOVES = {
     *(_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default),
     *(_aten.chunk.default, _aten.split.Tensor, _aten.split_with_sizes.default),
 }
+_NO_STEPS = {_aten._assert_tensor_metadata.default, torch._C._set_grad_enabled}
 
 
 def _lower(build: _Builder, node: Node) -> None:
@@ -634,9 +678,78 @@ def _window(x: _Value, node: Node, fake: Tensor) -> _Value:
 
 
 def _module_of(node: Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    path, kind = list(stack.values())[-1] if stack else ("", "the model")
-    return f"in {getattr(kind, '__name__', str(kind).rpartition('.')[2])} {path!r}"
+    kind, path = node.meta.get(_MODULE, ("the model", ""))
+    return f"in {kind} {path!r}"
+
+
+# --- from a model to a graph ----------------------------------------------------------------------------------------
+
+_MODULE = "zeropoint_module"  # in a node's meta: class and path of the innermost module that computed it
+
+
+def _private_copy(model: nn.Module) -> nn.Module:
+    """The modules of a model anew, over the very same tensors.
+
+    What a forward pass under the tracer leaves on a module must not be seen by other threads that run the model.
+    ``copy.deepcopy`` would copy the weights, and have quantized modules pack them once more.
+    """
+    copies = {module: object.__new__(type(module)) for module in model.modules()}
+    memo: dict[int, Any] = {id(module): twin for module, twin in copies.items()}
+    kept: list[Any] = []
+    for module in copies:
+        own = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
+        tensors = [t for t in own if isinstance(t, Tensor)]
+        memo.update((id(t), t) for t in tensors)
+        kept.append(tensors)
+    for module, twin in copies.items():
+        for name, value in dict(vars(module)).items():
+            try:
+                value = copy.deepcopy(value, memo)
+            except Exception:  # locks, handles, whatever else refuses to be copied is shared, its containers are not
+                value = copy.copy(value) if isinstance(value, (dict, list, set)) else value
+            twin.__dict__[name] = value
+    return copies[model]
+
+
+def _note_modules(model: nn.Module) -> None:
+    """Has a (private) model write into each node of its trace which module it comes from."""
+
+    def note(kind: str, path: str) -> Callable[..., None]:
+        def after(*_: Any) -> None:
+            mode = get_proxy_mode()
+            graph: Graph = mode.tracer.graph  # type: ignore[union-attr]
+            for node in reversed(graph.nodes):
+                if _MODULE in node.meta:
+                    break
+                node.meta[_MODULE] = (kind, path)
+
+        return after
+
+    kinds = {path: type(module).__name__ for path, module in model.named_modules()}
+    for path, module in model.named_modules():
+        outer = path.rpartition(".")[0]  # what was computed before this module was called
+        module.register_forward_pre_hook(note(kinds.get(outer, ""), outer))
+        module.register_forward_hook(note(kinds[path], path))
+
+
+def _trace(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[torch.fx.GraphModule, pytree.TreeSpec]:
+    """The graph of a model, whose constants are the model's own tensors, and the structure of what it returns.
+
+    Other threads may run the model meanwhile. So this is not torch.export, which puts fake tensors in the place of
+    the model's and gives the modules of all threads to its tracer.
+    """
+    twin = _private_copy(model)
+    _note_modules(twin)
+    structure: list[pytree.TreeSpec] = []
+
+    def run(*fakes: Tensor) -> list[Any]:
+        flat, spec = pytree.tree_flatten(twin(*fakes))
+        structure.append(spec)
+        return flat
+
+    with _TRACING, torch.no_grad():
+        traced = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True, pre_dispatch=True)(*inputs)
+    return traced, structure[-1]
 
 
 def _make_plan(model: nn.Module, inputs: tuple[Tensor, ...]) -> _Plan:
@@ -644,33 +757,29 @@ def _make_plan(model: nn.Module, inputs: tuple[Tensor, ...]) -> _Plan:
         raise PlanError("a plan needs the native kernels on the CPU: see zeropoint.backends.describe()")
     if not inputs or not all(type(x) is Tensor for x in inputs):
         raise PlanError(f"a plan is made for plain tensors as inputs, got {[type(x).__name__ for x in inputs]}")
-    with _EXPORTING, torch.no_grad():
-        exported = torch.export.export(model, inputs, strict=False)
-    signature = exported.graph_signature
-    state = {**exported.state_dict, **exported.constants}
-    named = {
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
-    build = _Builder({name: cast(Tensor, state[target]) for name, target in named.items()})
+    with torch.no_grad():
+        expected = pytree.tree_leaves(model(*inputs))  # what the model refuses, it refuses in its own words
+    if not all(type(x) is Tensor for x in expected):
+        raise PlanError("a plan returns plain tensors only: put a DeQuantStub behind the quantized part")
+    traced, structure = _trace(model, inputs)
+    build = _Builder({})
     input_strides: list[tuple[int, ...]] = []
     result: Any = None
-    for node in exported.graph.nodes:
-        if node.op == "placeholder" and node.name in signature.user_inputs:
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
             value = build.place(node)
             value.buffer.memory = ("input", len(input_strides))
             input_strides.append(value.strides)
-        elif node.op == "call_function" and node.target != _aten._assert_tensor_metadata.default:
+        elif node.op == "get_attr":
+            build.tensors[node.name] = cast(Tensor, getattr(traced, str(node.target)))
+        elif node.op == "call_function" and node.target not in _NO_STEPS:
             _lower(build, node)
         elif node.op == "output":
             result = node.args[0]
-    if not all(isinstance(node, Node) and isinstance(build.values.get(node), _Value) for node in result):
-        raise PlanError("a plan returns plain tensors only: put a DeQuantStub behind the quantized part")
-    flat = [build.values[node] for node in result]
+    flat: list[Any] = [build.values.get(node) for node in result]
     outputs = []
     for index, value in enumerate(flat):
-        if value.buffer.memory[0] != "arena" or value.start or not value.is_dense():
+        if not isinstance(value, _Value) or value.buffer.memory[0] != "arena" or value.start or not value.is_dense():
             raise PlanError("an output of a plan must be computed in it, as a whole tensor")
         value.buffer.memory = ("output", index)
         outputs.append((value.shape, value.strides, value.dtype))
@@ -678,9 +787,13 @@ def _make_plan(model: nn.Module, inputs: tuple[Tensor, ...]) -> _Plan:
     program = _assemble(build, len(input_strides), len(outputs))
 
     def rebuild(tensors: list[Tensor]) -> Any:
-        return torch.utils._pytree.tree_unflatten(tensors, exported.call_spec.out_spec)
+        return pytree.tree_unflatten(tensors, structure)
 
-    return _Plan(program, build.constants, arena, input_strides, outputs, rebuild, [s.name for s in build.steps])
+    names = [step.name for step in build.steps]
+    plan = _Plan(program, build.constants, arena, input_strides, outputs, rebuild, names)
+    if not all(torch.equal(a, b) for a, b in zip(pytree.tree_leaves(plan(inputs)), expected, strict=True)):
+        raise PlanError("the plan gives other numbers than the model: run the model without compile()")
+    return plan
 
 
 def _allocate(steps: list[_Step]) -> int:
