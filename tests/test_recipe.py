@@ -90,6 +90,28 @@ def test_what_cannot_compute_on_codes_comes_back_as_an_island(tmp_path: Path) ->
     assert torch.equal(recipe.load(model, tmp_path / "m.pt").model(x), quantized.model(x))
 
 
+class Composed(nn.Module):
+    """Layers that are taken apart to be quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.attention = nn.LSTM(8, 8), nn.MultiheadAttention(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lstm(x)[0]
+        return self.attention(x, x, x)[0]
+
+
+@pytest.mark.parametrize("kept", ["lstm", "attention"])
+def test_a_layer_that_is_taken_apart_is_kept_by_its_own_name(kept: str, tmp_path: Path) -> None:
+    model, x = Composed().eval(), torch.randn(5, 2, 8)
+    quantized = recipe.quantize_static(model, x, keep_float=[kept])
+    assert quantized.recipe.islands
+    assert all(name.startswith(f"module.{kept}.") for name in quantized.recipe.islands)
+    recipe.save(quantized, tmp_path / "model.pt")
+    assert torch.equal(recipe.load(Composed(), tmp_path / "model.pt").model(x), quantized.model(x))
+
+
 def test_stubs_of_the_model_are_kept_and_named_arguments_taken() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from zeropoint.analysis import FloatIsland, find_fusable
 from zeropoint.analysis._data import as_batches, call, with_progress
 from zeropoint.analysis._flow import Flow
-from zeropoint.analysis._island import convert_with_islands, find_islands, keep_in_float
-from zeropoint.analysis._simulate import calibrated, observed_modules, with_qconfig
+from zeropoint.analysis._island import convert_with_islands, find_islands, keep_in_float, place_island
+from zeropoint.analysis._simulate import calibrated, observed_layers, observed_modules, parts_to_keep, with_qconfig
+from zeropoint.ao.nn._registry import OBSERVED
 from zeropoint.ao.nn.intrinsic import FusedModule
 from zeropoint.ao.nn.quantized import FloatFunctional
 from zeropoint.ao.quantization import (
@@ -178,7 +179,8 @@ def quantize_static(
         model: float model; it is left as it is.
         data: calibration data: a tensor, or batches: tensors, tuples of arguments, or dicts of named ones.
         qconfig: how to quantize; None takes the model's own, or ``get_default_qconfig()``.
-        keep_float: modules to leave in float, by their paths in ``model``; of one with parts, all layers in it.
+        keep_float: modules to leave in float, by their paths in ``model``; of one with parts, all layers in it; of an
+            LSTM or an attention, which are taken apart, the parts with weights.
         fuse: fuse what can be fused.
         settings: words to keep in the recipe.
         progress: show a progress bar, if tqdm or rich is installed.
@@ -201,6 +203,10 @@ def quantize_static(
     islands, _ = find_islands(configured, batches[0])
     prepared = calibrated(islands, _checked(reference, with_progress(batches, "calibrating", progress)))
     kept = _kept(keep_float, recipe, list(observed_modules(prepared)), model)
+    layers = observed_layers(prepared)
+    idle = {part for name, parts in layers.items() for part in parts if part != name}
+    idle -= {part for name in layers for part in parts_to_keep(prepared, layers, name)}
+    kept = [name for name in kept if name not in idle]
     for name in kept:
         if isinstance(prepared.get_submodule(name), FloatFunctional):
             raise ValueError(f"{name!r} is arithmetic, which has no float form among quantized layers: do not keep it")
@@ -266,10 +272,15 @@ def apply(model: nn.Module, recipe: Recipe) -> Quantized:
         floating = fuse_modules(floating, [list(row) for row in recipe.fuse])
     reference = QuantWrapper(floating) if recipe.wrap else floating
     configured = with_qconfig(reference, get_default_qconfig())
-    for name, is_quantized in recipe.islands.items():
-        observer = get_default_qconfig().activation() if is_quantized else None
+    composed = [f"{name}." for name, module in configured.named_modules() if type(module) in OBSERVED]
+    parts = [name for name in recipe.islands if any(name.startswith(path) for path in composed)]
+    for name in recipe.islands.keys() - set(parts):
+        observer = get_default_qconfig().activation() if recipe.islands[name] else None
         set_module(configured, name, FloatIsland(_existing(configured, name), observer))
     prepared = prepare(configured, inplace=True)
+    for name in parts:  # they are there now that prepare has taken their layers apart
+        _existing(prepared, name)
+        place_island(prepared, name, recipe.islands[name])
     for observer in [module for module in prepared.modules() if isinstance(module, ObservingModule)]:
         observer(torch.tensor([-1.0, 1.0]))  # any grid: the file has the right one
     return Quantized(convert_with_islands(prepared), reference, recipe)

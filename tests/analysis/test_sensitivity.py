@@ -235,3 +235,82 @@ def test_between_layers_in_float_nothing_is_rounded(model: nn.Module, data: list
     assert mixed.middle.quantize is not None
     assert isinstance(mixed.last, Linear)
     assert output_sqnr(model(data[0]), mixed(data[0])) > 30
+
+
+# --- layers that prepare takes apart ------------------------------------------------------------------------------
+
+
+class Composed(nn.Module):
+    """An LSTM and an attention between linear layers, and a GRU that static quantization leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.lstm, self.attention = nn.LSTM(8, 8), nn.MultiheadAttention(8, 2)
+        self.gru = nn.GRU(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lstm(self.first(self.quant(x)))[0]
+        return self.gru(self.dequant(self.last(self.attention(x, x, x)[0])))[0]
+
+
+def test_a_layer_that_is_taken_apart_is_one_layer() -> None:
+    data = [torch.randn(6, 4, 8)]
+    found = sensitivity(Composed().eval(), data, progress=False)
+    kinds = {layer.name: layer.kind for layer in found}
+    assert kinds == {
+        "quant": "QuantStub",
+        "first": "Linear",
+        "lstm": "LSTM",
+        "attention": "MultiheadAttention",
+        "last": "Linear",
+    }
+    assert all(layer.alone > 10 for layer in found)
+    assert found.skipped == (("gru", "GRU"),)
+    assert str(found).endswith("not quantized: gru (GRU)")
+    (alone,) = sensitivity(nn.LSTM(8, 8).eval(), data, progress=False)
+    assert (alone.name, alone.kind, alone.without) == ("", "LSTM", float("inf"))
+
+
+def test_bias_correction_leaves_the_parts_of_a_composed_layer() -> None:
+    model = Composed().eval()
+    corrected = analysis.correct_bias(model, torch.randn(6, 4, 8))
+    changed = {
+        name for name, value in corrected.state_dict().items() if not torch.equal(value, model.state_dict()[name])
+    }
+    assert changed <= {"first.bias", "last.bias"}
+    assert "last.bias" in changed
+
+
+@pytest.mark.parametrize("name", ["lstm", "attention"])
+def test_a_composed_layer_gets_another_observer_or_stays_float(name: str) -> None:
+    model, data = Composed().eval(), [torch.randn(6, 4, 8)]
+    search = _Static(model, data, PER_TENSOR, PER_CHANNEL)
+    assert search.names == {"quant", "first", "lstm", "attention", "last"}
+    assert search.can_stay_float(name)
+    assert not search.can_stay_float("quant")
+    kept = search.build([name], (), 0)
+    assert any(path.startswith(f"{name}.") for path, part in kept.named_modules() if isinstance(part, FloatIsland))
+    for candidate in (kept, search.build((), [name], 0)):
+        assert output_sqnr(model(data[0]), candidate(data[0])) > 10
+
+
+def test_the_search_goes_through_composed_layers() -> None:
+    model, data = Composed().eval(), [torch.randn(6, 4, 8)]
+
+    def evaluate(candidate: nn.Module) -> float:
+        islands = {path for path, part in candidate.named_modules() if isinstance(part, FloatIsland)}
+        return 1.0 if candidate is model or any(path.startswith("lstm") for path in islands) else 0.0
+
+    floats = iter([1.0])
+    result = quantize_with_accuracy(
+        model,
+        data,
+        lambda candidate: next(floats, None) or evaluate(candidate),
+        0.5,
+        qconfig=PER_CHANNEL,
+        better_qconfig=PER_CHANNEL,
+        progress=False,
+    )
+    assert (result.accuracy, result.kept_in_float) == (1.0, ("lstm",))

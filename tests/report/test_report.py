@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,30 @@ def test_without_jinja2(
     with pytest.raises(ImportError, match=r"zeropoint\[report\]"):
         report.write(*pair, tmp_path / "r.html")
     report.write(*pair, tmp_path / "r.md")
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 4), (1e9, 300)])
+def test_the_time_of_a_call_is_the_best_of_many(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
+    from zeropoint.report import _collect
+
+    calls: list[str] = []
+
+    class Counted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(self._get_name())
+            return x
+
+    class Other(Counted):
+        pass
+
+    monkeypatch.setattr(_collect, "SECONDS", seconds)
+    _collect._times((Counted(), Other()), torch.ones(1))
+    assert calls == ["Counted", "Other"] * rounds  # in turn
+
+
+def test_what_the_ranking_leaves_out_is_named(pair: tuple[nn.Module, nn.Module, Tensor], tmp_path: Path) -> None:
+    ranking = sensitivity(pair[1], pair[2], progress=False)
+    assert ranking.skipped == (("after", "LSTM"),)
+    for ending in ("md", "html") if find_spec("jinja2") else ("md",):
+        report.write(*pair, tmp_path / f"page.{ending}", sensitivity=ranking)
+        assert "and so not measured: after (LSTM)." in (tmp_path / f"page.{ending}").read_text(encoding="utf-8")

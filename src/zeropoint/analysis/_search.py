@@ -17,11 +17,15 @@ from zeropoint.analysis._data import as_batches
 from zeropoint.analysis._flow import Flow
 from zeropoint.analysis._island import convert_with_islands, find_islands, keep_in_float
 from zeropoint.analysis._sensitivity import sensitivity
-from zeropoint.analysis._simulate import calibrated, observed_modules, with_qconfig
+from zeropoint.analysis._simulate import (
+    calibrated,
+    observed_layers,
+    observed_modules,
+    parts_to_keep,
+    with_qconfig,
+)
 from zeropoint.ao.nn.intrinsic import FusedModule
-from zeropoint.ao.nn.quantized import FloatFunctional
 from zeropoint.ao.quantization import (
-    DeQuantStub,
     HistogramObserver,
     MSEObserver,
     QConfig,
@@ -105,7 +109,8 @@ def quantize_with_accuracy(
     First everything is quantized. If that costs too much, layers get another qconfig, the most sensitive first: the
     cheap changes, since a layer stays quantized. If none of those does, the best of them stays, and layers are left in
     float, the most sensitive first: as few as meet the target, and then each is tried without, in turn. Between
-    quantized layers, a layer in float is a :class:`~zeropoint.analysis.FloatIsland`. Modules that cannot compute on
+    quantized layers, a layer in float is a :class:`~zeropoint.analysis.FloatIsland`; of an LSTM or an attention, which
+    are taken apart, the parts with weights are. Modules that cannot compute on
     quantized tensors, such as a spectrogram or a square root, are found by trying and become islands from the start. If
     nothing else meets the target, the float model is returned.
 
@@ -176,7 +181,8 @@ class _Static:
         self.batches, self.float_model = batches, model
         self.readers = Flow(model, batches[0], (FusedModule,)).fans((nn.Module,), (nn.Module,))
         observed = observed_modules(self.prepared)
-        self.names = set(observed)
+        self.layers = observed_layers(self.prepared)
+        self.names = set(self.layers)
         in_use = [module.qconfig for module in observed.values()]
         self.better_qconfigs = [found for found in _others(in_use, better) if any(found != used for used in in_use)]
         self._better: dict[int, nn.Module] = {}
@@ -189,17 +195,18 @@ class _Static:
         return self._better[which]
 
     def can_stay_float(self, name: str) -> bool:
-        """Stubs and arithmetic have no weights: all that they cost is the rounding that an island has as well."""
-        return not isinstance(self.prepared.get_submodule(name), (QuantStub, DeQuantStub, FloatFunctional))
+        """Whether something in it can be an island."""
+        return bool(parts_to_keep(self.prepared, self.layers, name))
 
     def build(self, kept: Sequence[str], other: Sequence[str], which: int) -> nn.Module:
         """A quantized model with ``kept`` in float, and another qconfig for ``other``."""
         prepared = clone_model(self.prepared)
-        for name in other:
+        for name in (part for layer in other for part in self.layers[layer]):
             module, source = prepared.get_submodule(name), self.better(which).get_submodule(name)
             module.qconfig = source.qconfig
             module.activation_post_process = copy.deepcopy(source.activation_post_process)
-        return convert_with_islands(keep_in_float(prepared, kept, self.readers))
+        islands = [part for name in kept for part in parts_to_keep(self.prepared, self.layers, name)]
+        return convert_with_islands(keep_in_float(prepared, islands, self.readers))
 
 
 class _Dynamic:

@@ -59,10 +59,12 @@ class Sensitivity:
     Attributes:
         layers: sorted by ``alone``, then by ``without``.
         everything: the metric with every layer quantized.
+        skipped: ``(path, class)`` of modules with weights that are not quantized, and so not measured, such as GRU.
     """
 
     layers: tuple[LayerSensitivity, ...]
     everything: float
+    skipped: tuple[tuple[str, str], ...] = ()
 
     def __iter__(self) -> Iterator[LayerSensitivity]:
         return iter(self.layers)
@@ -79,6 +81,8 @@ class Sensitivity:
             f"{layer.name.ljust(width)}  {layer.kind.ljust(kinds)}  {layer.alone:8.2f}  {layer.without:8.2f}"
             for layer in self.layers
         ]
+        if self.skipped:
+            lines.append("not quantized: " + ", ".join(f"{name or '(root)'} ({kind})" for name, kind in self.skipped))
         return "\n".join(lines)
 
 
@@ -95,8 +99,9 @@ def sensitivity(
 ) -> Sensitivity:
     """Quantizes each layer alone, and leaves each layer alone in float, and ranks the layers by what that does.
 
-    A static layer is its weight and its output; its rounding is simulated, which gives the values that the integer
-    kernels give. The model itself is left as it is, and needs neither stubs nor a qconfig.
+    A static layer is its weight and its output, or all parts of an LSTM or an attention together; its rounding is
+    simulated, which gives the values that the integer kernels give. The model itself is left as it is, and needs
+    neither stubs nor a qconfig. Modules with weights that are not quantized, such as GRU, are named in ``skipped``.
 
     Args:
         model: float model, fused.
@@ -149,7 +154,18 @@ def sensitivity(
         )
         layers.append(LayerSensitivity(name, type(model.get_submodule(name)).__name__, alone, without))
     layers.sort(key=lambda layer: (layer.alone, -layer.without))
-    return Sensitivity(tuple(layers), everything)
+    return Sensitivity(tuple(layers), everything, _skipped(model, names))
+
+
+def _skipped(model: nn.Module, names: list[str]) -> tuple[tuple[str, str], ...]:
+    """Modules with weights of their own and no parts, that are in none of the layers."""
+    return tuple(
+        (name, type(module).__name__)
+        for name, module in model.named_modules()
+        if module._parameters
+        and not module._modules
+        and not any(not layer or f"{name}.".startswith(f"{layer}.") for layer in names)
+    )
 
 
 class _Dynamic:

@@ -8,22 +8,34 @@ May import: floors 1 to 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zeropoint.analysis._data import run
+from zeropoint.ao.nn._registry import OBSERVED
 from zeropoint.ao.nn.intrinsic import FusedModule
+from zeropoint.ao.nn.quantized import FloatFunctional
 from zeropoint.ao.nn.quantized._base import WeightedModule
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid
-from zeropoint.ao.quantization import QConfig, get_default_qconfig, prepare
+from zeropoint.ao.quantization import DeQuantStub, QConfig, QuantStub, get_default_qconfig, prepare
 from zeropoint.ao.quantization.observers.base import ObservingModule
 from zeropoint.ao.quantization.quantization_mappings import DEFAULT_STATIC_QUANT_MODULE_MAPPINGS, twin_of
 from zeropoint.ao.quantization.utils import clone_model, set_module
 
-__all__ = ["Simulation", "calibrated", "layer_of", "observed_modules", "set_weight", "weight_axis", "with_qconfig"]
+__all__ = [
+    "Simulation",
+    "calibrated",
+    "layer_of",
+    "observed_layers",
+    "observed_modules",
+    "parts_to_keep",
+    "set_weight",
+    "weight_axis",
+    "with_qconfig",
+]
 
 
 def with_qconfig(model: nn.Module, qconfig: QConfig | None) -> nn.Module:
@@ -52,6 +64,31 @@ def observed_modules(prepared: nn.Module) -> dict[str, nn.Module]:
         if isinstance(getattr(module, "activation_post_process", None), ObservingModule)
         and not isinstance(module, ObservingModule)
     }
+
+
+def observed_layers(prepared: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The layers of a prepared model, and the observed modules that each consists of: most often itself.
+
+    A layer that ``prepare`` takes apart, such as an LSTM, is one layer under the path that it has in the float model.
+    """
+    composed = [name for name, module in prepared.named_modules() if isinstance(module, tuple(OBSERVED.values()))]
+    layers: dict[str, tuple[str, ...]] = {}
+    for name in observed_modules(prepared):
+        owner = next((path for path in composed if not path or f"{name}.".startswith(f"{path}.")), name)
+        layers[owner] = (*layers.get(owner, ()), name)
+    return layers
+
+
+def parts_to_keep(prepared: nn.Module, layers: Mapping[str, tuple[str, ...]], name: str) -> list[str]:
+    """The modules that become islands where a layer stays float; none for one that cannot.
+
+    Stubs and arithmetic have no weights: all that they cost is the rounding that an island has as well. Of a layer that
+    is taken apart, only parts with weights become islands, for the same reason.
+    """
+    if layers[name] == (name,):
+        whole = prepared.get_submodule(name)
+        return [] if isinstance(whole, (QuantStub, DeQuantStub, FloatFunctional)) else [name]
+    return [part for part in layers[name] if layer_of(prepared.get_submodule(part)) is not None]
 
 
 def layer_of(module: nn.Module) -> nn.Module | None:
@@ -92,7 +129,8 @@ class Simulation:
 
     Attributes:
         model: the copy; call it.
-        names: the paths of what can be quantized, in the order of the model.
+        names: the paths of the layers that can be quantized, in the order of the model. One that is taken apart, such
+            as an LSTM, is one layer.
 
     Raises:
         ValueError: there is nothing to quantize.
@@ -102,6 +140,7 @@ class Simulation:
         self.model = calibrated(model, batches, qconfig)
         self._weights: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
         self._roundings: dict[str, _Rounding] = {}
+        layers = observed_layers(self.model)
         for name, module in observed_modules(self.model).items():
             observer: Any = module.activation_post_process
             if not hasattr(observer, "quant_min"):
@@ -117,11 +156,12 @@ class Simulation:
             self._roundings[name] = rounding
         if not self._roundings:
             raise ValueError("the model has no layer to quantize: give it a qconfig, and fuse it before")
-        self.names = list(self._roundings)
+        self._layers = layers
+        self.names = [name for name, parts in layers.items() if any(part in self._roundings for part in parts)]
 
     def quantize(self, names: Iterable[str]) -> None:
         """Makes these layers quantized and all others float."""
-        wanted = set(names)
+        wanted = {part for name in names for part in self._layers[name]}
         for name, rounding in self._roundings.items():
             rounding.enabled = name in wanted
             if name in self._weights:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,6 +26,9 @@ from zeropoint.tensor import QTensor
 __all__ = ["Histogram", "LayerReport", "Report", "collect"]
 
 BINS = 80
+
+SECONDS, CALLS, FEWEST = 0.5, 300, 4
+"""How long, and how often at the most and at the least, a model is called to find its best time."""
 
 
 @dataclass(frozen=True)
@@ -215,21 +218,31 @@ def _saved_size(model: nn.Module) -> int:
     return file.tell()
 
 
-def _times(models: tuple[nn.Module, ...], batch: Any, rounds: int = 3) -> list[float]:
+def _times(models: tuple[nn.Module, ...], batch: Any) -> list[float]:
     """The best milliseconds of one call of each model, in turn, so that all meet the same noise."""
     best = [math.inf] * len(models)
-    with torch.no_grad():
-        for model in models:
+
+    def rounds() -> None:
+        for index, model in enumerate(models):
+            start = time.perf_counter()
             call(model, batch)
-        for _ in range(rounds):
-            for index, model in enumerate(models):
-                start = time.perf_counter()
-                call(model, batch)
-                best[index] = min(best[index], (time.perf_counter() - start) * 1e3)
+            best[index] = min(best[index], (time.perf_counter() - start) * 1e3)
+
+    with torch.no_grad():
+        _repeat(rounds)
     return best
 
 
-def _layer_times(model: nn.Module, batch: Any, rounds: int = 3) -> dict[str, float]:
+def _repeat(once: Callable[[], None]) -> None:
+    """Many times within a small budget: the first calls, which set up threads, caches and clocks, are far slower."""
+    end = time.perf_counter() + SECONDS
+    for done in range(CALLS):
+        if done >= FEWEST and time.perf_counter() >= end:
+            break
+        once()
+
+
+def _layer_times(model: nn.Module, batch: Any) -> dict[str, float]:
     """The best milliseconds of one call of each module."""
     best: dict[str, float] = {}
     starts: dict[str, float] = {}
@@ -248,7 +261,8 @@ def _layer_times(model: nn.Module, batch: Any, rounds: int = 3) -> dict[str, flo
         handles.append(module.register_forward_pre_hook(enter(name)))
         handles.append(module.register_forward_hook(leave(name), prepend=True))
     try:
-        run(model, [batch] * rounds)
+        with torch.no_grad():
+            _repeat(lambda: call(model, batch))
     finally:
         for handle in handles:
             handle.remove()

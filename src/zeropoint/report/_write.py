@@ -147,6 +147,8 @@ def _markdown(report: Report) -> str:
         lines += ["## Sensitivity", "", f"Everything quantized: {_number(report.sensitivity.everything, 2)}.", ""]
         rows = [(s.name, s.kind, _number(s.alone, 2), _number(s.without, 2)) for s in report.sensitivity]
         lines += _table(("layer", "class", "it alone quantized", "it alone in float"), rows)  # type: ignore[arg-type]
+        if report.sensitivity.skipped:
+            lines += [_not_measured(report.sensitivity), ""]
     if report.skipped:
         lines += ["## Left in float", "", *_table(("layer", "class", "why"), report.skipped)]  # type: ignore[arg-type]
     lines += [", ".join(f"{name} {value}" for name, value in report.environment.items()), ""]
@@ -196,11 +198,20 @@ def _page(report: Report) -> str:
         sensitivity=None
         if report.sensitivity is None
         else [(s.name, s.kind, _number(s.alone, 2), _number(s.without, 2)) for s in report.sensitivity],
+        not_measured=(
+            _not_measured(report.sensitivity) if report.sensitivity is not None and report.sensitivity.skipped else ""
+        ),
         sensitivity_bars=_sensitivity_bars(report.sensitivity),
         number=_number,
         share=_share,
     )
     return text
+
+
+def _not_measured(found: Sensitivity) -> str:
+    """Names what the ranking leaves out, because it has weights and stays float."""
+    named = ", ".join(f"{name or '(root)'} ({kind})" for name, kind in found.skipped)
+    return f"Not quantized, and so not measured: {named}."
 
 
 def _sensitivity_bars(found: Sensitivity | None) -> list[tuple[str, str]]:
