@@ -190,6 +190,22 @@ def test_the_default_dynamic_spec_takes_embeddings() -> None:
     assert type(only.table) is nn.Embedding
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_narrow_model_stays_narrow(dtype: torch.dtype) -> None:
+    model = Recommender().eval().to(dtype)
+    spec = dict.fromkeys((nn.Embedding, nn.EmbeddingBag), float_qparams_weight_only_qconfig)
+    quantized, indices = quantize_dynamic(model, spec), torch.randint(0, 20, (9, 4))
+    assert quantized.table(indices).dtype == quantized.bag(indices).dtype == quantized(indices).dtype == dtype
+    assert sqnr(model(indices).float(), quantized(indices).float()) > 30
+    assert torch.equal(copy.deepcopy(quantized)(indices), quantized(indices))
+    assert f"output_dtype={dtype}" in repr(quantized.table)
+    wide = quantize_dynamic(Recommender().eval(), spec)
+    wide.load_state_dict(quantized.state_dict())
+    assert wide(indices).dtype == torch.float32
+    assert torch.equal(wide.to(dtype)(indices), quantized(indices))
+    assert quantized.table.weight_scale.dtype == wide.table.weight_scale.dtype == torch.float32
+
+
 def test_the_static_flow_takes_them_with_any_qconfig() -> None:
     model = nn.Sequential(nn.Embedding(20, 8)).eval()
     model.qconfig = default_qconfig

@@ -5,6 +5,7 @@ May import: ``tensor``, ``dtypes``, and what quantized modules share.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -42,12 +43,14 @@ class _Rows(QuantizedModule):
     """A table of rows.
 
     Its state is flat plain tensors: ``weight`` (uint8; with 4 bits two codes a byte, the first in the low half),
-    ``weight_scale`` and ``weight_zero_point`` (float32, one a row).
+    ``weight_scale`` and ``weight_zero_point`` (float32, one a row). The dtype of what it returns is no part of it.
     """
 
     num_embeddings: int
     embedding_dim: int
     bits: int
+    output_dtype: torch.dtype = torch.float32
+    """Of what the module returns: sums are float32, and are rounded to it. ``from_float`` and ``to`` set it."""
 
     def _init_rows(self, num_embeddings: int, embedding_dim: int, weight: Any, dtype: Any) -> None:
         if min(num_embeddings, embedding_dim) < 0:
@@ -112,6 +115,11 @@ class _Rows(QuantizedModule):
         parts = (buffers["weight"], buffers["weight_scale"], buffers["weight_zero_point"])
         return (*parts, self.bits, self.embedding_dim)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        # Grids keep their precision; what the float module would return after half() and the like is returned here.
+        self.output_dtype = fn(torch.empty(0, dtype=self.output_dtype)).dtype
+        return super()._apply(fn, recurse)
+
     def _check_indices(self, indices: Any) -> None:
         if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64):
             seen = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
@@ -131,7 +139,8 @@ class _Rows(QuantizedModule):
             state_dict[f"{prefix}weight_zero_point"] = zero_point
 
     def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}, bits={self.bits}"
+        rest = "" if self.output_dtype == torch.float32 else f", output_dtype={self.output_dtype}"
+        return f"{self.num_embeddings}, {self.embedding_dim}, bits={self.bits}{rest}"
 
     @classmethod
     def _options(cls, mod: Any) -> dict[str, Any]:
@@ -139,7 +148,7 @@ class _Rows(QuantizedModule):
 
     @classmethod
     def from_float(cls: type[_E], mod: nn.Module, use_precomputed_fake_quant: bool = False) -> _E:
-        """The quantized twin of a float or QAT module.
+        """The quantized twin of a float or QAT module; it returns the dtype of the module's weights.
 
         Args:
             mod: the float module of the same name in ``torch.nn``, or its QAT twin. A qconfig whose weights have
@@ -173,6 +182,7 @@ class _Rows(QuantizedModule):
         )
         low, high = int(observer.quant_min), int(observer.quant_max)
         codes = torch.ops.zeropoint.quantize_per_channel.default(values, scale, zero_point, 0, low, high, torch.uint8)
+        twin.output_dtype = source.weight.dtype
         twin.set_weight(make_qtensor(codes, quint8, scale, zero_point, 0))
         return twin
 
@@ -191,7 +201,7 @@ def _row_observer(qconfig: Any) -> Any:
 @dynamic_twin_of(nn.Embedding)
 @static_twin_of(nn.Embedding)
 class Embedding(_Rows):
-    """A look-up table of quantized rows that gives float32.
+    """A look-up table of quantized rows that gives floats.
 
     Args:
         num_embeddings, embedding_dim: how many rows there are, and their length.
@@ -202,6 +212,7 @@ class Embedding(_Rows):
         dtype: ``quint8``, or torch's ``quint4x2`` or its name: rows of 4-bit codes, two a byte.
 
     Attributes:
+        output_dtype: of what it returns: float32, or that of the float module that it was made from.
         weight: quint8 tensor (num_embeddings, embedding_dim) with one grid a row; callable.
 
     Raises:
@@ -233,13 +244,14 @@ class Embedding(_Rows):
         self._init_rows(num_embeddings, embedding_dim, _weight, dtype)
 
     def forward(self, indices: Tensor) -> Tensor:
-        """float32 rows ``(…, embedding_dim)`` at int32 or int64 indices ``(…)``.
+        """Rows ``(…, embedding_dim)`` of ``output_dtype`` at int32 or int64 indices ``(…)``.
 
         Raises:
             TypeError: other indices. IndexError, RuntimeError: indices that are no rows.
         """
         self._check_indices(indices)
-        return torch.ops.zeropoint.embedding.default(indices, *self._operands())  # type: ignore[no-any-return]
+        rows: Tensor = torch.ops.zeropoint.embedding.default(indices, *self._operands())
+        return rows.to(self.output_dtype)
 
     @classmethod
     def _options(cls, mod: Any) -> dict[str, Any]:
@@ -249,7 +261,7 @@ class Embedding(_Rows):
 @dynamic_twin_of(nn.EmbeddingBag)
 @static_twin_of(nn.EmbeddingBag)
 class EmbeddingBag(_Rows):
-    """Sums, means or maxima of bags of quantized rows, in float32. An empty bag gives zeros.
+    """Sums, means or maxima of bags of quantized rows, computed in float32. An empty bag gives zeros.
 
     Args:
         num_embeddings, embedding_dim: how many rows there are, and their length.
@@ -289,7 +301,7 @@ class EmbeddingBag(_Rows):
     def forward(
         self, indices: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        """float32 ``(bags, embedding_dim)``.
+        """``(bags, embedding_dim)`` of ``output_dtype``.
 
         Args:
             indices: ``(bags, length)``, or ``(n,)`` with ``offsets``.
@@ -310,9 +322,10 @@ class EmbeddingBag(_Rows):
                     f"{tuple(per_sample_weights.shape)}"
                 )
             per_sample_weights = per_sample_weights.to(torch.float32).reshape(-1)
-        return torch.ops.zeropoint.embedding_bag.default(  # type: ignore[no-any-return]
+        rows: Tensor = torch.ops.zeropoint.embedding_bag.default(
             indices.reshape(-1), bounds, *self._operands(), self.mode, per_sample_weights, self.padding_idx
         )
+        return rows.to(self.output_dtype)
 
     def _bounds(self, indices: Tensor, offsets: Tensor | None) -> Tensor:
         """Where the bags begin and end, int64 of one more than there are bags."""
