@@ -201,7 +201,11 @@ def test_calls_that_make_no_sense_are_type_errors(network: nn.Module) -> None:
         zp.compile(lambda y: y, x)  # type: ignore[arg-type]
     again = zp.compile(compiled, x)
     assert again.model is network
+    outer = zp.compile(nn.Sequential(nn.Identity(), compiled).eval(), x)
     assert torch.equal(again(x), network(x))
+    assert torch.equal(outer(x), network(x))
+    with pytest.raises(zp.PlanError, match=r"on the CPU, got inputs on .*meta"):
+        compiled(x.to("meta"))
 
 
 def test_what_a_plan_cannot_run_is_named() -> None:

@@ -82,7 +82,7 @@ def compile(model: nn.Module, example: Tensor | Sequence[Tensor]) -> CompiledMod
     if not isinstance(example, (Tensor, list, tuple)):
         raise TypeError(f"compile takes an example input, a tensor or a sequence of them, got {type(example).__name__}")
     inputs = (example,) if isinstance(example, Tensor) else tuple(example)
-    compiled = CompiledModel(model.model if isinstance(model, CompiledModel) else model)
+    compiled = CompiledModel(_uncompiled(model))
     compiled.plan_for(inputs)
     return compiled
 
@@ -100,13 +100,13 @@ class CompiledModel(nn.Module):
         self.register_load_state_dict_post_hook(_drop_plans)  # type: ignore[no-untyped-call]
 
     def plan_for(self, inputs: tuple[Tensor, ...]) -> _Plan:
-        """The plan for inputs of these shapes and dtypes, made if there is none yet.
+        """The plan for inputs of these shapes, dtypes and devices, made if there is none yet.
 
         Raises:
             TypeError: inputs that are no tensors. PlanError: see :func:`compile`.
         """
         try:
-            key = tuple((x.shape, x.dtype) for x in inputs)
+            key = tuple((x.shape, x.dtype, x.device) for x in inputs)
         except AttributeError:
             seen = [type(x).__name__ for x in inputs]
             raise TypeError(f"a compiled model takes tensors, got inputs of types {seen}") from None
@@ -694,7 +694,7 @@ def _private_copy(model: nn.Module) -> nn.Module:
     ``copy.deepcopy`` would copy the weights, and have quantized modules pack them once more.
     """
     copies = {module: object.__new__(type(module)) for module in model.modules()}
-    memo: dict[int, Any] = {id(module): twin for module, twin in copies.items()}
+    memo: dict[int, Any] = {id(module): copies[_uncompiled(module)] for module in copies}
     kept: list[Any] = []
     for module in copies:
         own = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
@@ -708,7 +708,14 @@ def _private_copy(model: nn.Module) -> nn.Module:
             except Exception:  # locks, handles, whatever else refuses to be copied is shared, its containers are not
                 value = copy.copy(value) if isinstance(value, (dict, list, set)) else value
             twin.__dict__[name] = value
-    return copies[model]
+    return cast(nn.Module, memo[id(model)])
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """What a compiled model was made of; other modules as they are."""
+    while isinstance(model, CompiledModel):
+        model = model.model
+    return model
 
 
 def _note_modules(model: nn.Module) -> None:
@@ -757,6 +764,8 @@ def _make_plan(model: nn.Module, inputs: tuple[Tensor, ...]) -> _Plan:
         raise PlanError("a plan needs the native kernels on the CPU: see zeropoint.backends.describe()")
     if not inputs or not all(type(x) is Tensor for x in inputs):
         raise PlanError(f"a plan is made for plain tensors as inputs, got {[type(x).__name__ for x in inputs]}")
+    if any(x.device.type != "cpu" for x in inputs):
+        raise PlanError(f"a plan runs on the CPU, got inputs on {sorted({str(x.device) for x in inputs})}")
     with torch.no_grad():
         expected = pytree.tree_leaves(model(*inputs))  # what the model refuses, it refuses in its own words
     if not all(type(x) is Tensor for x in expected):
