@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,16 @@ def test_the_command(tree: Path) -> None:
     assert (tree / "package" / "a.py").read_bytes() == before
     assert "2 changes made in 1 files; 0 places left" in command("--write")
     assert b"zeropoint.qint8" in (tree / "package" / "a.py").read_bytes()
+
+
+def test_the_command_in_json_names_what_it_could_not_read(tree: Path) -> None:
+    testing = pytest.importorskip("typer.testing")
+    done = testing.CliRunner().invoke(cli.make_app(), ["migrate", str(tree), "--json", "--diff"])
+    assert done.exit_code == 1
+    assert "1 file could not be read as Python" in done.stderr
+    assert "broken.py" in done.stderr
+    found = json.loads(done.stdout)
+    assert (found["written"], found["changes"], found["changed_files"]) == (False, 2, 1)
+    assert [file["read"] for file in found["files"]] == [True, False]
+    assert "+x = zeropoint.qint8" in found["files"][0]["diff"]
+    assert [change["line"] for change in found["files"][0]["changes"]]

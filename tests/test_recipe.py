@@ -90,6 +90,15 @@ def test_what_cannot_compute_on_codes_comes_back_as_an_island(tmp_path: Path) ->
     assert torch.equal(recipe.load(model, tmp_path / "m.pt").model(x), quantized.model(x))
 
 
+def test_numbers_that_are_none_are_refused_but_masks_are_taken() -> None:
+    model, nan = nn.Linear(4, 4), torch.full((2, 4), float("nan"))
+    with pytest.raises(ValueError, match=r"batch 1 of the data, float32 \(2, 4\), holds 8 NaN and 0 infinities"):
+        recipe.quantize_static(model, [torch.randn(2, 4), nan])
+    with pytest.raises(ValueError, match="holds 0 NaN and 1 infinities among 2 values"):
+        recipe.check_data(nn.Bilinear(1, 1, 1), [(torch.ones(2, 1), torch.tensor([[1.0], [float("inf")]]))])
+    recipe.check_data(nn.Bilinear(1, 1, 1), [(torch.ones(2, 1), torch.tensor([[0.0], [float("-inf")]]))])
+
+
 class Composed(nn.Module):
     """Layers that are taken apart to be quantized."""
 

@@ -370,8 +370,34 @@ def _suffix(path: str | os.PathLike[str]) -> str:
 
 
 def check_data(model: nn.Module, data: Any) -> None:
-    """Runs a float model on the first batch. Raises ValueError, with the batch's shapes, where that does not work."""
-    _try(model, as_batches(data)[0], 0)
+    """Looks for numbers that are none, and runs a float model on the first batch.
+
+    Infinities below zero are taken where a batch is several tensors: masks hold them.
+
+    Raises:
+        ValueError: the batch and its shapes, where it holds NaN or infinities or does not fit the model.
+    """
+    batches = as_batches(data)
+    for index, batch in enumerate(batches):
+        _check_finite(batch, index, _shapes(batch), isinstance(batch, (tuple, list, Mapping)))
+    _try(model, batches[0], 0)
+
+
+def _check_finite(part: Any, index: int, shapes: str, masks: bool) -> None:
+    if isinstance(part, (tuple, list, Mapping)):
+        for inner in part.values() if isinstance(part, Mapping) else part:
+            _check_finite(inner, index, shapes, masks)
+    if not isinstance(part, Tensor) or not part.is_floating_point() or not part.numel():
+        return
+    finite = torch.isfinite(part)
+    count = int(finite.sum())
+    if count == part.numel() or (masks and count and bool((finite | torch.isneginf(part)).all())):
+        return
+    nan = int(torch.isnan(part).sum())
+    raise ValueError(
+        f"batch {index} of the data, {shapes}, holds {nan} NaN and {part.numel() - count - nan} infinities among "
+        f"{part.numel()} values: no grid can be found from them, so leave such samples out or mend them"
+    )
 
 
 def _checked(model: nn.Module, batches: Iterable[Any]) -> Iterator[Any]:

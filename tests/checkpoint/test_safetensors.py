@@ -192,6 +192,9 @@ def test_the_command(path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "8 quantized tensors" in done.output
     assert "per_channel_affine_float_qparams" in done.output
+    in_json = testing.CliRunner().invoke(command[0], [*command[1], "--overwrite", "--json"])
+    said = json.loads(in_json.stdout)
+    assert (len(said["quantized"]), said["bytes"]) == (8, path.stat().st_size)
     again = testing.CliRunner().invoke(*command)
     assert again.exit_code == 1
     assert "exists" in again.output

@@ -37,6 +37,24 @@ def test_info(invoke: Callable[..., Any]) -> None:
     assert f"torch              {torch.__version__}\n" in invoke("info").stdout
 
 
+def test_an_instruction_set_that_is_not_there_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeropoint.backends import cpu
+
+    monkeypatch.setattr(cpu, "available_isas", lambda: ("portable",))
+    for wish, words in (("foo", "no instruction set that is known"), ("neon_dot", "not available")):
+        monkeypatch.setenv("ZEROPOINT_ISA", wish)
+        caplog.clear()
+        cpu._check_wish()
+        assert f"ZEROPOINT_ISA={wish} is {words}" in caplog.text
+        assert "here are portable" in caplog.text
+    monkeypatch.setenv("ZEROPOINT_ISA", "portable")
+    caplog.clear()
+    cpu._check_wish()
+    assert caplog.text == ""
+
+
 @pytest.mark.slow
 def test_completion_is_offered(shell: Callable[..., Any]) -> None:
     assert "--show-completion" in shell("--help").stdout
@@ -156,6 +174,22 @@ def test_as_much_as_accuracy_allows(invoke: Callable[..., Any], folder: Path) ->
     done = invoke(*words, "--max-drop", "0", "--overwrite")
     assert done.exit_code == 3
     assert "no quantized model comes within 0 of the float accuracy" in done.stderr
+
+
+def test_layers_that_are_taken_apart(invoke: Callable[..., Any], folder: Path) -> None:
+    np.save("speech.npy", np.random.default_rng(0).normal(size=(8, 6, 1, 8)).astype(np.float32))
+    words = ("quantize", "nets:speech", "--data", "speech.npy", "-o")
+    done = invoke(*words, "all.pt", "--report", "all.md", "--sensitivity")
+    assert done.exit_code == 0, done.output
+    ranking = (folder / "all.md").read_text().split("## Sensitivity")[1].split("\n## ")[0]
+    assert "| module.lstm | LSTM |" in ranking
+    assert "| module.attention | MultiheadAttention |" in ranking
+    words = (*words, "part.pt", "--evaluate", "nets:speech_accuracy", "--max-drop", "0.5", "--json")
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["accuracy"]["kept_in_float"] == ["module.lstm"]
+    again = invoke("report", "nets:speech", "part.pt", "--data", "speech.npy", "-o", "part.md")
+    assert again.exit_code == 0, again.output
 
 
 # --- report, bench ------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def said_by(stderr: str) -> str:
         ("net.py:make", "there is no file net.py"),
         ("nets:mak", "nets has no 'mak'; did you mean make"),
         ("nets:no_model", "returned a dict, not a torch.nn.Module"),
-        ("nets:needs_more", "raised TypeError: needs_more() missing 1 required positional argument: 'width'"),
+        ("nets:needs_more", "it is called without arguments, but needs width: write a function without"),
         ("nets:broken", r"calling it raised FileNotFoundError: weights.pth is not here ("),
         ("nets:leaves", "calling it raised SystemExit"),
         ("nets:size", "a int makes no model"),
@@ -67,7 +67,11 @@ def test_wrong_programs(invoke: Callable[..., Any], folder: Path, program: str, 
         ("damaged.npz", "no file of numpy arrays, or damaged"),
         ("objects.npy", "no file of numpy arrays, or damaged"),
         ("words.npy", "holds <U3, no input of a model"),
-        ("damaged.pt", "this is no file of torch.save"),
+        ("damaged.pt", "DATA damaged.pt: this is no file of torch.save"),
+        ("damaged.safetensors", "DATA damaged.safetensors: "),
+        ("nan.npy", "batch 0 of the data, float32 (4, 3, 8, 8), holds 768 NaN and 0 infinities among 768 values"),
+        ("partly.npy", "batch 1 of the data, float32 (8, 3, 8, 8), holds 1 NaN and 1 infinities among 1536 values"),
+        ("nets:needs_more", "it is called without arguments, but needs width"),
         ("empty.npz", "is empty: calibration needs at least one batch"),
         ("nets:nothing", "is empty: calibration needs at least one batch"),
         ("uneven.npz", "different numbers of samples: [2, 3]"),
@@ -80,10 +84,14 @@ def test_wrong_programs(invoke: Callable[..., Any], folder: Path, program: str, 
     ],
 )
 def test_wrong_data(invoke: Callable[..., Any], folder: Path, data: str, text: str) -> None:
-    for name in ("damaged.npz", "damaged.pt", "notes.txt"):
+    for name in ("damaged.npz", "damaged.pt", "damaged.safetensors", "notes.txt"):
         (folder / name).write_bytes(b"\x01\x02 not what it says")
     np.save("objects.npy", np.array([{}]), allow_pickle=True)
     np.save("words.npy", np.array(["one"]))
+    np.save("nan.npy", np.full((4, 3, 8, 8), np.nan, np.float32))
+    partly = np.zeros((40, 3, 8, 8), np.float32)
+    partly[33, 0, 0, :2] = np.nan, np.inf
+    np.save("partly.npy", partly)
     np.savez("empty.npz", np.zeros((0, 3, 8, 8)))
     np.savez("uneven.npz", a=np.zeros(2), b=np.zeros(3))
     np.savez("gray.npz", np.zeros((4, 1, 8, 8)))
@@ -111,6 +119,7 @@ def test_wrong_data(invoke: Callable[..., Any], folder: Path, data: str, text: s
             (*QUANTIZE, "--max-drop", "1", "--evaluate", "nets:no_model"),
             "--evaluate 'nets:no_model': calling it raised",
         ),
+        (("convert-checkpoint", "nets.pt", "new.foo"), "new.foo: the name must end in .safetensors"),
         (("inspect", "missing.pt"), "there is no such file"),
         (("inspect", "."), "this is no file"),
         (("inspect", "nets.py"), "this is no file of torch.save"),

@@ -56,6 +56,7 @@ def load() -> bool:
         else:
             _loaded = library
             _check_kernels()
+            _check_wish()
             return True
     _LOG.warning("running on the reference backend, which is exact but slow: %s", _why_not)
     return False
@@ -66,6 +67,19 @@ def _check_kernels() -> None:
     chosen = active_isa()
     if not torch.ops.zeropoint._isa_selfcheck():
         _LOG.warning("the %s kernels failed their check on this processor: %s runs instead", chosen, active_isa())
+
+
+def _check_wish() -> None:
+    """A wish that the library could not follow is named: it runs the best instruction set then."""
+    wish = os.environ.get("ZEROPOINT_ISA", "")
+    if wish and wish not in available_isas():
+        _LOG.warning(
+            "ZEROPOINT_ISA=%s is %s: %s runs; here are %s",
+            wish,
+            "not available on this processor" if wish in ISA_NAMES else "no instruction set that is known",
+            active_isa(),
+            ", ".join(available_isas()),
+        )
 
 
 def is_native() -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import itertools
 import sys
 import zipfile
@@ -109,11 +110,30 @@ def _broken(what: str, spec: str, doing: str, error: BaseException) -> ValueErro
     place, trace = "", error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith("<"):
+        if not file.startswith("<") and file != __file__:
             place = f" ({file}:{trace.tb_lineno})"
         trace = trace.tb_next
     text = (str(error).strip().splitlines() or [""])[0]
     return ValueError(f"{what} {spec!r}: {doing} raised {type(error).__name__}: {text}{place}")
+
+
+def _check_no_arguments(function: Callable[..., Any], what: str, spec: str) -> None:
+    """Raises ValueError where a function cannot be called without arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C: the call tells
+        return
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise ValueError(
+            f"{what} {spec!r}: it is called without arguments, but needs {', '.join(needed)}: write a function "
+            f"without arguments that calls it"
+        )
 
 
 def load_model(spec: str) -> nn.Module:
@@ -127,6 +147,7 @@ def load_model(spec: str) -> nn.Module:
         return found.eval()
     if not callable(found):
         raise ValueError(f"PROGRAM {spec!r}: a {type(found).__name__} makes no model: name a function or a class")
+    _check_no_arguments(found, "PROGRAM", spec)
     try:
         model = found()
     except (Exception, SystemExit) as error:
@@ -213,6 +234,7 @@ def load_data(
     else:
         found = _find(spec, "DATA")
         if callable(found):
+            _check_no_arguments(found, "DATA", spec)
             try:
                 found = found()
             except (Exception, SystemExit) as error:
@@ -258,12 +280,18 @@ def _read_numpy(path: Path) -> Any:
 
 
 def _read_torch(path: Path) -> Any:
-    found = checkpoint.load(path)
+    try:
+        found = checkpoint.load(path)
+    except checkpoint.CheckpointError as error:
+        raise ValueError(f"DATA {path}: {error}") from error
     return found if isinstance(found, (Tensor, Mapping, list)) else [found]
 
 
 def _read_safetensors(path: Path) -> Any:
-    found = dict(checkpoint.load_file(path))
+    try:
+        found = dict(checkpoint.load_file(path))
+    except checkpoint.CheckpointError as error:
+        raise ValueError(f"DATA {path}: {error}") from error
     return next(iter(found.values())) if len(found) == 1 else found
 
 

@@ -92,7 +92,8 @@ def check_target(path: Path, endings: tuple[str, ...], overwrite: bool) -> None:
         ValueError: in words for the user.
     """
     if path.suffix not in endings:
-        raise ValueError(f"{path}: the name must end in {', '.join(endings[:-1])} or {endings[-1]}")
+        listed = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
+        raise ValueError(f"{path}: the name must end in {listed}")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():

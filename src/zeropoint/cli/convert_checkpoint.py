@@ -2,6 +2,7 @@
 
 # Annotations are evaluated here: typer reads the options from them.
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,7 @@ def register(app: "typer.Typer") -> None:
     """Adds the command to ``app``."""
     import typer
 
+    from zeropoint.cli import _options as options
     from zeropoint.cli._console import command
 
     @command(app, "convert-checkpoint", help=_HELP)
@@ -37,17 +39,20 @@ def register(app: "typer.Typer") -> None:
         allow: Annotated[
             list[str] | None, typer.Option(help="A class of your own that the file names, to read as an inert record.")
         ] = None,
-        overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace TARGET if it exists.")] = False,
+        overwrite: options.Overwrite = False,
+        json: options.Json = False,
     ) -> None:
         from zeropoint.checkpoint import CheckpointError, convert_file
-        from zeropoint.cli._console import fail, table
+        from zeropoint.cli._console import fail, show_json, table
 
-        if target.exists() and not overwrite:
-            fail(f"{target} exists: choose another name, or pass --overwrite")
+        options.check_target(target, (".safetensors",), overwrite)
         try:
             summary = convert_file(source, target, key=key, allow=allow or ())
         except (CheckpointError, ImportError, TypeError) as error:
             fail(f"{source}: {error}")
+        if json:
+            show_json({**asdict(summary), "target": str(target), "bytes": target.stat().st_size})
+            return
         rows = [
             *((name, "unpacked", what) for name, what in summary.modules.items()),
             *((name, "quantized tensor", what) for name, what in summary.quantized.items()),

@@ -72,7 +72,9 @@ def _facts() -> dict[str, Any]:
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cuda": torch.cuda.is_available(),
         "torch_ao": _has_torch_ao(),
-        "optional": {name: installed(name) for name in ("safetensors", "jinja2", "tqdm", "onnx", "onnxruntime")},
+        "optional": {
+            name: installed(name) for name in ("safetensors", "jinja2", "tqdm", "onnx", "onnxscript", "onnxruntime")
+        },
     }
 
 

@@ -56,11 +56,8 @@ def migrate_paths(
             before, encoding = read_source(path)
             migration = migrate_source(before)
         except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-            yield (
-                path,
-                "",
-                Migration("", (), (Left(getattr(error, "lineno", 1) or 1, path.name, f"not read: {error}"),)),
-            )
+            left = Left(getattr(error, "lineno", 1) or 1, path.name, f"not read: {error}")
+            yield path, "", Migration("", (), (left,), unread=True)
             continue
         if not migration.changes and not migration.left:
             continue

@@ -40,11 +40,13 @@ class Migration:
         text: the program after the edits.
         changes: the edits, in order.
         left: what belongs to ``torch.ao`` and was not rewritten.
+        unread: the file is no program that can be read: ``left`` says why, and ``text`` is empty.
     """
 
     text: str
     changes: tuple[Change, ...] = ()
     left: tuple[Left, ...] = ()
+    unread: bool = False
 
 
 def migrate_source(source: str) -> Migration:

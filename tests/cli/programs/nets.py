@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from zeropoint.ao.nn.quantized import Linear as QuantizedLinear
+
 
 class Net(nn.Module):
     """No stubs, nothing fused."""
@@ -19,6 +21,18 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.flatten(self.pool(self.relu(self.bn(self.conv(x))))))
+
+
+class Speech(nn.Module):
+    """Layers that are taken apart to be quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.attention = nn.LSTM(8, 8, batch_first=True), nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lstm(x.flatten(1, 2))[0]
+        return self.attention(x, x, x)[0]
 
 
 class Text(nn.Module):
@@ -35,6 +49,11 @@ class Text(nn.Module):
 def make() -> nn.Module:
     torch.manual_seed(0)
     return Net()
+
+
+def speech() -> nn.Module:
+    torch.manual_seed(0)
+    return Speech()
 
 
 def text() -> nn.Module:
@@ -63,6 +82,12 @@ def accuracy(model: nn.Module) -> float:
     x = torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         return -float((model(x) - made.eval()(x)).square().mean().sqrt() / made(x).std())
+
+
+def speech_accuracy(model: nn.Module) -> float:
+    """Only a model whose LSTM has float weights is good."""
+    quantized = [name for name, part in model.named_modules() if isinstance(part, QuantizedLinear)]
+    return float(not any("lstm" in name for name in quantized))
 
 
 def no_model() -> dict[str, int]:
