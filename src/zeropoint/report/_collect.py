@@ -27,8 +27,8 @@ __all__ = ["Histogram", "LayerReport", "Report", "collect"]
 
 BINS = 80
 
-SECONDS, CALLS, FEWEST = 0.5, 300, 4
-"""How long, and how often at the most and at the least, a model is called to find its best time."""
+ROUNDS, SECONDS, CALLS = 3, 0.15, 200
+"""A model's best time is that of these rounds, each of so many seconds and calls at the most."""
 
 
 @dataclass(frozen=True)
@@ -219,27 +219,28 @@ def _saved_size(model: nn.Module) -> int:
 
 
 def _times(models: tuple[nn.Module, ...], batch: Any) -> list[float]:
-    """The best milliseconds of one call of each model, in turn, so that all meet the same noise."""
+    """The best milliseconds of one call of each model: many of one, then of the next, round after round.
+
+    In turn, so that all meet the same noise; many at once, because the first calls after another model's are slower,
+    most of all where torch's threads and those of the kernels take the processors from each other.
+    """
     best = [math.inf] * len(models)
-
-    def rounds() -> None:
-        for index, model in enumerate(models):
-            start = time.perf_counter()
-            call(model, batch)
-            best[index] = min(best[index], (time.perf_counter() - start) * 1e3)
-
     with torch.no_grad():
-        _repeat(rounds)
+        for _ in range(ROUNDS):
+            for index, model in enumerate(models):
+                for start, end in _stretch(lambda model=model: call(model, batch)):  # type: ignore[misc]
+                    best[index] = min(best[index], (end - start) * 1e3)
     return best
 
 
-def _repeat(once: Callable[[], None]) -> None:
-    """Many times within a small budget: the first calls, which set up threads, caches and clocks, are far slower."""
-    end = time.perf_counter() + SECONDS
-    for done in range(CALLS):
-        if done >= FEWEST and time.perf_counter() >= end:
-            break
+def _stretch(once: Callable[[], Any]) -> list[tuple[float, float]]:
+    """When each of many calls within a small budget began and ended, in seconds; there are two at the least."""
+    times: list[tuple[float, float]] = []
+    while len(times) < 2 or (times[-1][1] - times[0][0] < SECONDS and len(times) < CALLS):
+        start = time.perf_counter()
         once()
+        times.append((start, time.perf_counter()))
+    return times
 
 
 def _layer_times(model: nn.Module, batch: Any) -> dict[str, float]:
@@ -262,7 +263,8 @@ def _layer_times(model: nn.Module, batch: Any) -> dict[str, float]:
         handles.append(module.register_forward_hook(leave(name), prepend=True))
     try:
         with torch.no_grad():
-            _repeat(lambda: call(model, batch))
+            for _ in range(ROUNDS):
+                _stretch(lambda: call(model, batch))
     finally:
         for handle in handles:
             handle.remove()
