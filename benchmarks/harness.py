@@ -120,14 +120,18 @@ def in_turn(
     return {name: Timing(tuple(s)) for name, s in samples.items()}
 
 
-REST = 0.15
-"""Seconds before a batch: threads of the peer before may go on for a moment, waiting for more to do."""
+REST, RISE = 0.15, 0.02
+"""Seconds before a batch. Threads of the peer before may go on for a moment, waiting for more to do; then the processor
+has to come back to its full speed."""
 
 
 def _on_clock(call: Callable[[], object], count: int) -> float:
-    """Seconds that ``count`` calls take on the chosen clock, after a rest and a call to warm up."""
+    """Seconds that ``count`` calls take on the chosen clock, after a rest and some calls to warm up."""
     time.sleep(REST)
+    risen = time.perf_counter() + RISE
     call()
+    while time.perf_counter() < risen:
+        call()
     start = SETTINGS.now()
     for _ in range(count):
         call()

@@ -11,12 +11,13 @@ from typing import Any
 from benchmarks.harness import OURS, RESULTS, duration
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+COMPILED = f"{OURS}, compiled"
 SUITES = ("networks", "linear", "conv", "recurrent", "scaling", "elementwise", "fake_quantize")
 HEAD = """# Benchmarks
 
 Written by `python -m benchmarks.tables` from `benchmarks/results`; `make bench` measures anew. Every number is the best
 of many runs, all peers of a row in turn in one run. Times on shared machines are noisy: read ratios. A peer's cell
-gives its time, and how many times ours it is: above 1 we are faster.
+gives its time, and how many times ours it is (compiled, where networks are): above 1 we are faster.
 """
 
 
@@ -49,7 +50,8 @@ def _section(report: dict[str, Any], name: str) -> str:
     ]
     for row in rows:
         best = {peer: row["peers"][peer]["best_us"] / 1e6 for peer in peers if peer in row["peers"]}
-        cells = [_cell(best.get(peer), best[OURS], peer) for peer in peers]
+        ours = best.get(COMPILED, best[OURS])
+        cells = [_cell(best.get(peer), ours, peer) for peer in peers]
         lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
     lines += ["", *_means(rows, peers), "", f"![{report['title']}](../benchmarks/results/{name}.png)", ""]
     return "\n".join(lines)
@@ -58,15 +60,23 @@ def _section(report: dict[str, Any], name: str) -> str:
 def _cell(seconds: float | None, ours: float, peer: str) -> str:
     if seconds is None:
         return ""
-    return duration(seconds) if peer == OURS else f"{duration(seconds)} ({seconds / ours:.2f})"
+    return duration(seconds) if _is_ours(peer) else f"{duration(seconds)} ({seconds / ours:.2f})"
+
+
+def _is_ours(peer: str) -> bool:
+    return peer == OURS or peer.startswith(f"{OURS}, ")
 
 
 def _means(rows: list[dict[str, Any]], peers: list[str]) -> list[str]:
     """Geometric means of the peers' ratios."""
     means = []
     for peer in peers:
-        logs = [math.log(row["peers"][peer]["ratio_of_best"]) for row in rows if peer in row["peers"]]
-        if peer != OURS and not peer.startswith(OURS):
+        logs = [
+            math.log(row["peers"][peer]["best_us"] / row["peers"].get(COMPILED, row["peers"][OURS])["best_us"])
+            for row in rows
+            if peer in row["peers"]
+        ]
+        if not _is_ours(peer):
             means.append(f"{peer} {math.exp(sum(logs) / len(logs)):.2f}")
     return [f"Geometric means of the ratios: {', '.join(means)}."] if means else []
 

@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +45,9 @@ def test_python_blocks_of_a_page(page: Path, tmp_path: Path, monkeypatch: pytest
             continue
         line = text[: block.start()].count("\n") + 1
         exec(compile("\n" * line + code, str(page), "exec"), names)
+
+
+def test_tables_of_benchmarks_are_those_of_the_results() -> None:
+    check = [sys.executable, "-W", "ignore", "-m", "benchmarks.tables", "--check"]
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
