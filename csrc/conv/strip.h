@@ -55,7 +55,7 @@ class Strips {
     for (int64_t d = 0; d < kernel[0]; ++d)
       for (int64_t h = 0; h < kernel[1]; ++h)
         for (int64_t w = 0; w < (whole ? 1 : kernel[2]); ++w)
-          segments_.push_back(d * g_.dilation[0] * depth_step() + h * g_.dilation[1] * line_pitch_ +
+          segments_.push_back(d * depth_step() + h * g_.dilation[1] * line_pitch_ +
                               w * g_.dilation[2] * channels_);
   }
 
@@ -110,7 +110,7 @@ class Strips {
   static constexpr int64_t kLeastRows = 48;  // for them weights are read
 
   // Codes from the tap of one depth to the tap of the next.
-  int64_t depth_step() const { return in_place_ ? g_.in[1] * line_pitch_ : depth_pitch_; }
+  int64_t depth_step() const { return in_place_ ? g_.dilation[0] * g_.in[1] * line_pitch_ : depth_pitch_; }
 
   // What `rows` output positions need.
   void measure(int64_t rows) {
