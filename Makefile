@@ -62,7 +62,7 @@ check: $(VENV)/package.done ## format, lint, types, a case of every fast test: u
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) -q --sample 1 -m "not slow and not real"
+	$(PYTEST) -q --sample 1 -m "not slow and not real" --ignore tests/cuda
 
 format: $(VENV)/tools.done ## format the code
 	$(BIN)/ruff format .

@@ -22,6 +22,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
 import zeropoint.onnx  # noqa: E402
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::FutureWarning:copyreg"),  # torch's exporter copies what torch deprecates
     pytest.mark.filterwarnings("ignore:You are using the legacy TorchScript-based ONNX:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
