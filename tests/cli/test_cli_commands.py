@@ -176,6 +176,7 @@ def test_as_much_as_accuracy_allows(invoke: Callable[..., Any], folder: Path) ->
     assert "no quantized model comes within 0 of the float accuracy" in done.stderr
 
 
+@pytest.mark.slow
 def test_layers_that_are_taken_apart(invoke: Callable[..., Any], folder: Path) -> None:
     np.save("speech.npy", np.random.default_rng(0).normal(size=(8, 6, 1, 8)).astype(np.float32))
     words = ("quantize", "nets:speech", "--data", "speech.npy", "-o")

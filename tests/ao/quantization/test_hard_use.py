@@ -113,6 +113,7 @@ class Sums(nn.Module):
         return self.dequant(self.cat.cat([self.add.add(x, self.conv(x)), x], 1))
 
 
+@pytest.mark.slow
 def test_models_of_one_class_compile_with_grids_of_their_own(x: Tensor) -> None:
     for factor in (1, 2, 3):
         network = quantized(Sums(), factor * x)
