@@ -36,8 +36,12 @@ void each_packed_line(const Windows& w, const T* x, const Parallel& parallel, F&
   const std::vector<Span>& spans = w.spans[2];
   int64_t first = w.in[2], last = -1;
   for (const Span& span : spans)
-    if (span.count > 0) first = std::min(first, span.first), last = std::max(last, span.first + (span.count - 1) * span.step);
-  const int64_t begin = std::min(first, last + 1), row = w.in[2] * w.channels, most_rows = most(w.spans[0]) * most(w.spans[1]);
+    if (span.count > 0) {
+      first = std::min(first, span.first);
+      last = std::max(last, span.first + (span.count - 1) * span.step);
+    }
+  const int64_t begin = std::min(first, last + 1), row = w.in[2] * w.channels;
+  const int64_t most_rows = most(w.spans[0]) * most(w.spans[1]);
   each_line(w, x, parallel, [&](const T* image, const Span& d, const Span& h, int64_t i) {
     auto* rows = static_cast<const uint8_t**>(
         gemm::thread_scratch(gemm::Scratch::rows, static_cast<size_t>(most_rows) * sizeof(const uint8_t*)));
@@ -54,7 +58,8 @@ void each_packed_line(const Windows& w, const T* x, const Parallel& parallel, F&
   });
 }
 
-// Calls f(first channel of the window's first position, output position, its divisor, ...) position by position.
+// Calls f(image, the window's spans in each dimension, offset of the output position's first channel) for every output
+// position.
 template <class T, class F>
 void each_position(const Windows& w, const T* x, const Parallel& parallel, F&& f) {
   const int64_t outputs = static_cast<int64_t>(w.spans[2].size());
