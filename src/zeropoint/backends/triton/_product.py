@@ -18,7 +18,7 @@ import triton.language as tl
 
 from zeropoint.backends.triton._core import code_from, narrowed, real
 
-__all__ = ["EXACT_DEPTH", "SPLIT_DEPTH", "flip", "outputs", "store_tile"]
+__all__ = ["EXACT_DEPTH", "SPLIT_DEPTH", "flip", "less_weight_zero_points", "outputs", "store_tile"]
 
 EXACT_DEPTH = (2**31 - 1) // 255**2
 """Products of two codes' steps that a 32-bit sum holds in the worst case."""
@@ -33,6 +33,14 @@ def flip(codes, UNSIGNED: tl.constexpr):
     if UNSIGNED:
         codes = (codes ^ 0x80).to(tl.int8, bitcast=True)
     return codes
+
+
+@triton.jit
+def less_weight_zero_points(sums, row_sums, depth, x_zero, weight_zeros):
+    """What zero points of the weights take from the sums over ``depth`` products, in the sums' own integers."""
+    zeros = weight_zeros.to(sums.dtype)
+    both = depth * x_zero * zeros
+    return sums + both[None, :] - zeros[None, :] * row_sums.to(sums.dtype)[:, None]
 
 
 @triton.jit

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zeropoint.backends.triton._core import INTERPRETED, bits, ceil_div, launch, narrowed, power_of_two, real
-from zeropoint.backends.triton._product import EXACT_DEPTH, flip, outputs
+from zeropoint.backends.triton._product import EXACT_DEPTH, flip, less_weight_zero_points, outputs
 from zeropoint.backends.triton.linear import column_sums, multiply
 from zeropoint.backends.triton.quantize import dynamic_codes
 from zeropoint.dtypes import quint8
@@ -230,8 +230,7 @@ def _conv(
             shown = inside & ((m >= 0) & (m < m_count))[:, None] & (k < k_count)[None, :]
             x = flip(tl.load(x_group + place, mask=shown, other=zero), X_UNSIGNED)
             rows += tl.sum(tl.where((k < k_count)[None, :], x, 0).to(tl.int32), axis=1)
-        both = k_count * xz * wz.to(sums.dtype)
-        sums += both[None, :] - wz.to(sums.dtype)[None, :] * rows.to(sums.dtype)[:, None]
+        sums = less_weight_zero_points(sums, rows, k_count, xz, wz)
     y = outputs(
         sums,
         n,

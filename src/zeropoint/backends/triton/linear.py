@@ -22,7 +22,14 @@ import triton.language as tl
 from torch import Tensor
 
 from zeropoint.backends.triton._core import INTERPRETED, bits, ceil_div, launch, power_of_two, real
-from zeropoint.backends.triton._product import EXACT_DEPTH, SPLIT_DEPTH, flip, outputs, store_tile
+from zeropoint.backends.triton._product import (
+    EXACT_DEPTH,
+    SPLIT_DEPTH,
+    flip,
+    less_weight_zero_points,
+    outputs,
+    store_tile,
+)
 from zeropoint.backends.triton.quantize import dynamic_codes
 from zeropoint.dtypes import quint8
 from zeropoint.ops.quantize import reduced_range
@@ -168,8 +175,7 @@ def _gemm(
                 tl.load(x_rows + k[None, :] * x_step, mask=inside_m[:, None] & (k < end)[None, :], other=0), X_UNSIGNED
             )
             rows += tl.sum(tl.where((k < end)[None, :], x, 0).to(tl.int32), axis=1)
-        both = (end - start) * xz * wz.to(sums.dtype)
-        sums += both[None, :] - wz.to(sums.dtype)[None, :] * rows.to(sums.dtype)[:, None]
+        sums = less_weight_zero_points(sums, rows, (end - start), xz, wz)
 
     inside = inside_m[:, None] & inside_n[None, :]
     if PARTS:
@@ -249,8 +255,7 @@ def _finish(
                 shown = (m < m_count)[:, None] & (k < k_count)[None, :]
                 x = tl.load(x_ptr + m.to(tl.int64)[:, None] * k_count + k[None, :], mask=shown, other=0)
                 rows += tl.sum(x.to(tl.int32), axis=1)
-            both = k_count * xz * wz.to(sums.dtype)
-            sums += both[None, :] - wz.to(sums.dtype)[None, :] * rows.to(sums.dtype)[:, None]
+            sums = less_weight_zero_points(sums, rows, k_count, xz, wz)
     y = outputs(
         sums,
         n,
