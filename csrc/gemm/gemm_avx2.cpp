@@ -35,7 +35,31 @@ inline void accumulate(__m256i& sum, __m256i products) {
   __asm__("" : "+x"(sum));
 }
 
-// Where the sums of a tile go: as they are to `tile`, or, with `codes`, to rows of a whole panel of `out`.
+// sums += two words of a row times two words of each of 16 columns, or of the first 8. Written out, because six rows take
+// every register there is: twelve sums, two of weights and the two here. Left to itself the compiler reorders and spills.
+template <int kHalves>
+inline __attribute__((always_inline)) void accumulate_words(__m256i (&sums)[2], const int16_t* words, __m256i w0,
+                                                            __m256i w1) {
+  typedef int32_t __attribute__((may_alias)) Two;
+  __m256i x, products;
+  if constexpr (kHalves == 2) {
+    __asm__("vpbroadcastd %[two], %[x]\n\t"
+            "vpmaddwd %[w0], %[x], %[products]\n\t"
+            "vpmaddwd %[w1], %[x], %[x]\n\t"
+            "vpaddd %[products], %[sum0], %[sum0]\n\t"
+            "vpaddd %[x], %[sum1], %[sum1]"
+            : [sum0] "+x"(sums[0]), [sum1] "+x"(sums[1]), [x] "=&x"(x), [products] "=&x"(products)
+            : [two] "m"(*reinterpret_cast<const Two*>(words)), [w0] "x"(w0), [w1] "x"(w1));
+  } else {
+    __asm__("vpbroadcastd %[two], %[x]\n\t"
+            "vpmaddwd %[w0], %[x], %[x]\n\t"
+            "vpaddd %[x], %[sum0], %[sum0]"
+            : [sum0] "+x"(sums[0]), [x] "=&x"(x)
+            : [two] "m"(*reinterpret_cast<const Two*>(words)), [w0] "x"(w0));
+  }
+}
+
+// Where the sums of a tile go: as they are to `tile`, or, with `codes`, to rows of 16 codes of `out`.
 struct Sink {
   int32_t* tile;
   const Codes* codes;
@@ -45,47 +69,60 @@ struct Sink {
 
 template <int Rows, bool kToCodes>
 inline __attribute__((always_inline)) void finish(__m256i (&sums)[Rows][2], const Sink& sink) {
+  if constexpr (kToCodes) {
+#pragma GCC unroll 3
+    for (int r = 0; r < Rows; r += 2) {
+      const int second = r + 1 < Rows ? r + 1 : r;  // an odd row at the end is stored twice
+      // Two rows after the others: prepared side by side they would push the sums out of their registers.
+      __asm__ volatile("" : "+x"(sums[r][0]), "+x"(sums[r][1]) : : "memory");
+      store_codes(sums[r], sums[second], *sink.codes, sink.out + r * sink.out_stride, (second - r) * sink.out_stride);
+    }
+  } else {
 #pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) {
-    // One row after the other: prepared side by side they would push the sums out of their registers.
-    __asm__ volatile("" : "+x"(sums[r][0]), "+x"(sums[r][1]) : : "memory");
-    if constexpr (kToCodes) {
-      store_codes(sums[r], *sink.codes, sink.out + r * sink.out_stride);
-    } else {
+    for (int r = 0; r < Rows; ++r) {
       _mm256_store_si256(reinterpret_cast<__m256i*>(sink.tile + r * kPanel), sums[r][0]);
       _mm256_store_si256(reinterpret_cast<__m256i*>(sink.tile + r * kPanel + 8), sums[r][1]);
     }
   }
 }
 
-template <class Code, int kRows>
-struct Tile {
-  const Code* a;  // rows a_stride apart, or, walked, each where `rows` says
+// The rows of a job from some row on, and a panel of weights.
+template <class Code>
+struct Operands {
+  const Code* a;           // rows a_stride apart, or, walked, `offsets` from here
   int64_t a_stride;
-  const Code* rows[kRows];
-  const int64_t* segments;  // where the codes of a row stand, from its beginning
+  const int64_t* offsets;
+  const int64_t* segments;  // where the codes of a walked row stand, from its beginning
   int64_t segment_count, segment_codes;
-  const int8_t* b;
+  const int8_t* b = nullptr;
 
-  Tile(const Job& job, const Code* from, int64_t stride)
-      : a(from), a_stride(stride), segments(nullptr), segment_count(1), b(nullptr) {
-    segment_codes = (job.group_end - job.group_begin) * kGroup;
-    if (job.walk) segments = job.walk->segments, segment_count = job.walk->count, segment_codes = job.walk->run;
+  Operands(const Job& job, const Code* from, int64_t stride) : a(from), a_stride(stride) {
+    offsets = job.walk ? job.walk->rows : nullptr;
+    segments = job.walk ? job.walk->segments : nullptr;
+    segment_count = job.walk ? job.walk->count : 1;
+    segment_codes = job.walk ? job.walk->run : (job.group_end - job.group_begin) * kGroup;
   }
-  // Moves to rows [row, row + count) of the job.
-  void move(const Job& job, const Code* from, int64_t row, int64_t count) {
-    a = from + row * a_stride;
-    for (int64_t r = 0; job.walk && r < count; ++r) rows[r] = from + job.walk->rows[row + r];
+
+  Operands from_row(int64_t row) const {
+    Operands rest = *this;
+    if (offsets) rest.offsets += row;
+    else rest.a += row * a_stride;
+    return rest;
+  }
+
+  template <bool kWalked>
+  const Code* row(int64_t r) const {
+    return kWalked ? a + offsets[r] : a + r * a_stride;
   }
 };
-using QuadTile = Tile<uint8_t, kQuadRows>;
-using WordTile = Tile<int16_t, kWordRows>;
+using Quads = Operands<uint8_t>;
+using Words = Operands<int16_t>;
 
 template <int Rows, bool kToCodes, bool kWalked>
-void multiply_quads(const QuadTile& t, const Sink& sink) {
+void multiply_quads(const Quads& t, const Sink& sink) {
   const uint8_t* rows[Rows];
 #pragma GCC unroll 4
-  for (int r = 0; r < Rows; ++r) rows[r] = kWalked ? t.rows[r] : t.a + r * t.a_stride;
+  for (int r = 0; r < Rows; ++r) rows[r] = t.row<kWalked>(r);
   const int8_t* b = t.b;
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i sums[Rows][2];
@@ -123,15 +160,17 @@ void multiply_quads(const QuadTile& t, const Sink& sink) {
   finish<Rows, kToCodes>(sums, sink);
 }
 
-template <int Rows, bool kToCodes, bool kWalked>
-void multiply_words(const WordTile& t, const Sink& sink) {
+template <int Rows, bool kToCodes, bool kWalked, int kHalves>
+inline __attribute__((always_inline)) void multiply_words_tile(const Words& t, const Sink& sink) {
   const int16_t* rows[Rows];
 #pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) rows[r] = kWalked ? t.rows[r] : t.a + r * t.a_stride;
+  for (int r = 0; r < Rows; ++r) rows[r] = t.row<kWalked>(r);
   const int8_t* b = t.b;
   __m256i sums[Rows][2];
 #pragma GCC unroll 6
-  for (int r = 0; r < Rows; ++r) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) sums[r][h] = kToCodes ? sink.codes->start.half[h] : _mm256_setzero_si256();
   const int64_t segments = kWalked ? t.segment_count : 1;
   for (int64_t segment = 0; segment < segments; ++segment) {
     int64_t at = kWalked ? t.segments[segment] : 0;
@@ -139,34 +178,40 @@ void multiply_words(const WordTile& t, const Sink& sink) {
     for (; at < end; at += kGroup, b += kStep) {
 #pragma GCC unroll 2
       for (int pair = 0; pair < 2; ++pair) {
-        const __m256i w0 = load_widened(b + pair * 32), w1 = load_widened(b + pair * 32 + 16);
+        const __m256i w0 = load_widened(b + pair * 32);
+        const __m256i w1 = kHalves == 2 ? load_widened(b + pair * 32 + 16) : w0;
 #pragma GCC unroll 6
-        for (int r = 0; r < Rows; ++r) {
-          const __m256i x = broadcast(rows[r] + at + pair * 2);
-          accumulate(sums[r][0], _mm256_madd_epi16(x, w0));
-          accumulate(sums[r][1], _mm256_madd_epi16(x, w1));
-        }
+        for (int r = 0; r < Rows; ++r) accumulate_words<kHalves>(sums[r], rows[r] + at + pair * 2, w0, w1);
       }
     }
   }
   finish<Rows, kToCodes>(sums, sink);
 }
 
+// `tiles` times so many rows; more than one of them only as codes.
+template <int Rows, bool kToCodes, bool kWalked, int kHalves>
+void multiply_words(const Words& all, const Sink& sink, int64_t tiles) {
+  Words t = all;
+  Sink to = sink;
+  for (; tiles > 0; --tiles, t = t.from_row(Rows), to.out += Rows * to.out_stride)
+    multiply_words_tile<Rows, kToCodes, kWalked, kHalves>(t, to);
+}
+
 // By the rows of a tile.
-using MultiplyQuads = void (*)(const QuadTile&, const Sink&);
-using MultiplyWords = void (*)(const WordTile&, const Sink&);
-template <bool kToCodes, bool kWalked>
+using MultiplyQuads = void (*)(const Quads&, const Sink&);
+using MultiplyWords = void (*)(const Words&, const Sink&, int64_t tiles);
+template <bool kToCodes, bool kWalked, int kHalves = 2>
 struct Kernels {
   static constexpr MultiplyQuads kQuads[kQuadRows + 1] = {
       nullptr, multiply_quads<1, kToCodes, kWalked>, multiply_quads<2, kToCodes, kWalked>,
       multiply_quads<3, kToCodes, kWalked>, multiply_quads<4, kToCodes, kWalked>};
   static constexpr MultiplyWords kWords[kWordRows + 1] = {nullptr,
-                                                          multiply_words<1, kToCodes, kWalked>,
-                                                          multiply_words<2, kToCodes, kWalked>,
-                                                          multiply_words<3, kToCodes, kWalked>,
-                                                          multiply_words<4, kToCodes, kWalked>,
-                                                          multiply_words<5, kToCodes, kWalked>,
-                                                          multiply_words<6, kToCodes, kWalked>};
+                                                          multiply_words<1, kToCodes, kWalked, kHalves>,
+                                                          multiply_words<2, kToCodes, kWalked, kHalves>,
+                                                          multiply_words<3, kToCodes, kWalked, kHalves>,
+                                                          multiply_words<4, kToCodes, kWalked, kHalves>,
+                                                          multiply_words<5, kToCodes, kWalked, kHalves>,
+                                                          multiply_words<6, kToCodes, kWalked, kHalves>};
 };
 
 const MultiplyQuads* quads(bool to_codes, bool walked) {
@@ -174,23 +219,65 @@ const MultiplyQuads* quads(bool to_codes, bool walked) {
   return to_codes ? Kernels<true, false>::kQuads : Kernels<false, false>::kQuads;
 }
 
-const MultiplyWords* words(bool to_codes, bool walked) {
-  if (walked) return to_codes ? Kernels<true, true>::kWords : Kernels<false, true>::kWords;
-  return to_codes ? Kernels<true, false>::kWords : Kernels<false, false>::kWords;
+template <int kHalves>
+const MultiplyWords* words_of(bool to_codes, bool walked) {
+  if (walked) return to_codes ? Kernels<true, true, kHalves>::kWords : Kernels<false, true, kHalves>::kWords;
+  return to_codes ? Kernels<true, false, kHalves>::kWords : Kernels<false, false, kHalves>::kWords;
 }
 
-// The sink of one panel: codes if its epilogue and its width allow.
-Sink sink_of(const Packed& packed, const Epilogue& ep, int64_t n, int64_t columns, int32_t* tile, Codes* codes) {
-  const bool to_codes = columns == kPanel && prepare_codes(packed, ep, n, codes);
-  return {tile, to_codes ? codes : nullptr, static_cast<uint8_t*>(ep.out) + n - ep.out_column, ep.out_stride};
+// A panel of which only the first half is there takes half the products.
+const MultiplyWords* words(bool to_codes, bool walked, int64_t columns) {
+  return columns > kPanel / 2 ? words_of<2>(to_codes, walked) : words_of<1>(to_codes, walked);
 }
 
-// Starts a tile: zeros, and the products of what was cut off the weights of this panel. The list is read from packed
-// bytes, so every index is checked.
-void start_tile(const Job& job, int64_t panel, int64_t row, int64_t rows, int32_t* tile) {
+// Where the sums of one panel go: codes straight to the output, by way of `spare` where the output has not the whole
+// panel; anything else by way of `tile`.
+template <int kRows>
+class Output {
+ public:
+  Output(const Job& job, int64_t n)
+      : job_(job), n_(n), columns_(job.n_end - n < kPanel ? job.n_end - n : kPanel) {
+    const Epilogue& ep = *job.epilogue;
+    out_ = static_cast<uint8_t*>(ep.out) + n - ep.out_column;
+    to_codes_ = prepare_codes(*job.packed, ep, n, &codes_);
+  }
+
+  int64_t columns() const { return columns_; }
+  bool to_codes() const { return to_codes_; }
+  bool in_place() const { return to_codes_ && columns_ == kPanel; }  // nothing is left to `store`
+  const Codes& codes() const { return codes_; }
+  int32_t* tile() { return tile_; }
+
+  // For the rows from `row` on.
+  Sink sink(int64_t row) {
+    if (columns_ < kPanel) return {tile_, &codes_, spare_, kPanel};
+    return {tile_, &codes_, out_ + row * job_.epilogue->out_stride, job_.epilogue->out_stride};
+  }
+
+  // What is left to do when the kernel has gone through `rows` rows.
+  void store(int64_t row, int64_t rows) {
+    if (!to_codes_) return store_panel(tile_, row, rows, n_, columns_, *job_.packed, *job_.epilogue);
+    for (int64_t r = 0; columns_ < kPanel && r < rows; ++r)
+      std::memcpy(out_ + (row + r) * job_.epilogue->out_stride, spare_ + r * kPanel, static_cast<size_t>(columns_));
+  }
+
+ private:
+  const Job& job_;
+  int64_t n_, columns_;
+  uint8_t* out_;  // of the first row
+  bool to_codes_;
+  Codes codes_;
+  alignas(32) int32_t tile_[kRows * kPanel];
+  uint8_t spare_[kRows * kPanel];
+};
+
+// Starts a tile: what sums start from, and the products of what was cut off the weights of this panel. The list is read
+// from packed bytes, so every index is checked.
+void start_tile(const Job& job, int64_t panel, int64_t row, int64_t rows, const Columns& start, int32_t* tile) {
   const Packed& packed = *job.packed;
-  for (int64_t i = 0; i < kQuadRows * kPanel; i += 8)
-    _mm256_store_si256(reinterpret_cast<__m256i*>(tile + i), _mm256_setzero_si256());
+  for (int64_t r = 0; r < rows; ++r)
+    for (int h = 0; h < 2; ++h)
+      _mm256_store_si256(reinterpret_cast<__m256i*>(tile + r * kPanel + 8 * h), start.half[h]);
   if (packed.outlier_begin == nullptr) return;
   const int64_t end = packed.outlier_begin[panel + 1] < packed.outlier_count ? packed.outlier_begin[panel + 1]
                                                                              : packed.outlier_count;
@@ -207,23 +294,17 @@ void start_tile(const Job& job, int64_t panel, int64_t row, int64_t rows, int32_
 }
 
 void run_quads(const Job& job) {
-  const Packed& packed = *job.packed;
-  alignas(32) int32_t sums[kQuadRows * kPanel];
-  Codes codes;
-  const uint8_t* a = job.a + job.group_begin * kGroup;
-  QuadTile tile(job, a, job.a_stride);
+  Quads operands(job, job.a + job.group_begin * kGroup, job.a_stride);
   for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
-    tile.b = packed.panel(n / kPanel) + job.group_begin * kStep;
-    const int64_t columns = job.n_end - n < kPanel ? job.n_end - n : kPanel;
-    Sink sink = sink_of(packed, *job.epilogue, n, columns, sums, &codes);
-    const MultiplyQuads* kernels = quads(sink.codes != nullptr, job.walk != nullptr);
+    operands.b = job.packed->panel(n / kPanel) + job.group_begin * kStep;
+    Output<kQuadRows> output(job, n);
+    const MultiplyQuads* kernels = quads(output.to_codes(), job.walk != nullptr);
+    const Columns start = output.to_codes() ? output.codes().start : Columns{};
     for (int64_t row = 0; row < job.m; row += kQuadRows) {
       const int64_t rows = job.m - row < kQuadRows ? job.m - row : kQuadRows;
-      tile.move(job, a, row, rows);
-      start_tile(job, n / kPanel, row, rows, sums);
-      kernels[rows](tile, sink);
-      if (sink.codes == nullptr) store_panel(sums, row, rows, n, columns, packed, *job.epilogue);
-      sink.out += rows * sink.out_stride;
+      start_tile(job, n / kPanel, row, rows, start, output.tile());
+      kernels[rows](operands.from_row(row), output.sink(row));
+      output.store(row, rows);
     }
   }
 }
@@ -247,23 +328,19 @@ const int16_t* widened(const Job& job, int64_t stride) {
 }
 
 void run_words(const Job& job) {
-  const Packed& packed = *job.packed;
   const int64_t stride = (job.group_end - job.group_begin) * kGroup + 36;
-  const int16_t* a = job.walk ? reinterpret_cast<const int16_t*>(job.a) : widened(job, stride);
-  alignas(32) int32_t sums[kWordRows * kPanel];
-  Codes codes;
-  WordTile tile(job, a, stride);
+  Words operands(job, job.walk ? reinterpret_cast<const int16_t*>(job.a) : widened(job, stride), stride);
   for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
-    tile.b = packed.panel(n / kPanel) + job.group_begin * kStep;
-    const int64_t columns = job.n_end - n < kPanel ? job.n_end - n : kPanel;
-    Sink sink = sink_of(packed, *job.epilogue, n, columns, sums, &codes);
-    const MultiplyWords* kernels = words(sink.codes != nullptr, job.walk != nullptr);
-    for (int64_t row = 0; row < job.m; row += kWordRows) {
+    operands.b = job.packed->panel(n / kPanel) + job.group_begin * kStep;
+    Output<kWordRows> output(job, n);
+    const MultiplyWords* kernels = words(output.to_codes(), job.walk != nullptr, output.columns());
+    for (int64_t row = 0; row < job.m;) {
+      const int64_t tiles = output.in_place() ? (job.m - row) / kWordRows : 1;
       const int64_t rows = job.m - row < kWordRows ? job.m - row : kWordRows;
-      tile.move(job, a, row, rows);
-      kernels[rows](tile, sink);
-      if (sink.codes == nullptr) store_panel(sums, row, rows, n, columns, packed, *job.epilogue);
-      sink.out += rows * sink.out_stride;
+      const int64_t count = rows < kWordRows ? 1 : tiles;
+      kernels[rows](operands.from_row(row), output.sink(row), count);
+      if (!output.in_place()) output.store(row, rows);
+      row += rows * count;
     }
   }
 }
