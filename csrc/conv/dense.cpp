@@ -4,6 +4,7 @@
 
 #include "conv/gather.h"
 #include "conv/strip.h"
+#include "conv/winograd.h"
 
 namespace zeropoint::conv::dense {
 namespace {
@@ -67,7 +68,7 @@ class Products {
     gemm::run_walk(groups_[static_cast<size_t>(group)], a, walk, m, begin, end, epilogue(group, first));
   }
 
- private:
+  // Of a group, from output position `first` on.
   gemm::Epilogue epilogue(int64_t group, int64_t first) const {
     const Columns& array = arrays_[static_cast<size_t>(group)];
     gemm::Epilogue ep = epilogue_;
@@ -78,6 +79,7 @@ class Products {
     return ep;
   }
 
+ private:
   const std::vector<gemm::Packed>& groups_;
   const WeightSize& size_;
   const Requantize& requantize_;
@@ -191,6 +193,10 @@ void run(const std::vector<gemm::Packed>& groups, const Geometry& g, const uint8
   const int32_t za = x_zero_point + (x_signed ? 128 : 0);
   const auto fill = static_cast<uint8_t>(za);
   const Products products(groups, g, za, weight_zero_point, requantize, out);
+  if (winograd::chosen(g, packed, weight_zero_point)) {
+    const auto flip = static_cast<uint8_t>(x_signed ? 0x80 : 0);
+    return winograd::run(g, packed, x, flip, fill, line, products.epilogue(0, 0), parallel);
+  }
   bool in_place = !x_signed && g.weight.taps() == 1 && gemm::padded_depth(packed.k) == g.weight.group_channels;
   for (int i = 0; i < 3; ++i) in_place = in_place && g.stride[i] == 1 && g.padding[i] == 0 && g.in[i] == g.out[i];
   // A strip serves all groups, so their weights have to want codes of one size.

@@ -8,6 +8,7 @@
 
 #if defined(__x86_64__)
 #include "gemm/store_avx2.h"
+#include "gemm/words_avx2.h"
 
 namespace zeropoint::gemm {
 namespace {
@@ -33,30 +34,6 @@ inline __m256i load_widened(const int8_t* from) {
 inline void accumulate(__m256i& sum, __m256i products) {
   sum = _mm256_add_epi32(sum, products);
   __asm__("" : "+x"(sum));
-}
-
-// sums += two words of a row times two words of each of 16 columns, or of the first 8. Written out, because six rows take
-// every register there is: twelve sums, two of weights and the two here. Left to itself the compiler reorders and spills.
-template <int kHalves>
-inline __attribute__((always_inline)) void accumulate_words(__m256i (&sums)[2], const int16_t* words, __m256i w0,
-                                                            __m256i w1) {
-  typedef int32_t __attribute__((may_alias)) Two;
-  __m256i x, products;
-  if constexpr (kHalves == 2) {
-    __asm__("vpbroadcastd %[two], %[x]\n\t"
-            "vpmaddwd %[w0], %[x], %[products]\n\t"
-            "vpmaddwd %[w1], %[x], %[x]\n\t"
-            "vpaddd %[products], %[sum0], %[sum0]\n\t"
-            "vpaddd %[x], %[sum1], %[sum1]"
-            : [sum0] "+x"(sums[0]), [sum1] "+x"(sums[1]), [x] "=&x"(x), [products] "=&x"(products)
-            : [two] "m"(*reinterpret_cast<const Two*>(words)), [w0] "x"(w0), [w1] "x"(w1));
-  } else {
-    __asm__("vpbroadcastd %[two], %[x]\n\t"
-            "vpmaddwd %[w0], %[x], %[x]\n\t"
-            "vpaddd %[x], %[sum0], %[sum0]"
-            : [sum0] "+x"(sums[0]), [x] "=&x"(x)
-            : [two] "m"(*reinterpret_cast<const Two*>(words)), [w0] "x"(w0));
-  }
 }
 
 // Where the sums of a tile go: as they are to `tile`, or, with `codes`, to rows of 16 codes of `out`.

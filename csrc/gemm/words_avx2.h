@@ -1,0 +1,35 @@
+// The step that products of 16-bit words consist of in AVX2. Included only by files that are compiled for AVX2.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace zeropoint::gemm {
+namespace {
+
+// sums += two words of a row times two words of each of 16 columns, or of the first 8. Written out, because six rows take
+// every register there is: twelve sums, two of weights and the two here. Left to itself the compiler reorders and spills.
+template <int kHalves>
+inline __attribute__((always_inline)) void accumulate_words(__m256i (&sums)[2], const int16_t* words, __m256i w0,
+                                                            __m256i w1) {
+  typedef int32_t __attribute__((may_alias)) Two;
+  __m256i x, products;
+  if constexpr (kHalves == 2) {
+    __asm__("vpbroadcastd %[two], %[x]\n\t"
+            "vpmaddwd %[w0], %[x], %[products]\n\t"
+            "vpmaddwd %[w1], %[x], %[x]\n\t"
+            "vpaddd %[products], %[sum0], %[sum0]\n\t"
+            "vpaddd %[x], %[sum1], %[sum1]"
+            : [sum0] "+x"(sums[0]), [sum1] "+x"(sums[1]), [x] "=&x"(x), [products] "=&x"(products)
+            : [two] "m"(*reinterpret_cast<const Two*>(words)), [w0] "x"(w0), [w1] "x"(w1));
+  } else {
+    __asm__("vpbroadcastd %[two], %[x]\n\t"
+            "vpmaddwd %[w0], %[x], %[x]\n\t"
+            "vpaddd %[x], %[sum0], %[sum0]"
+            : [sum0] "+x"(sums[0]), [x] "=&x"(x)
+            : [two] "m"(*reinterpret_cast<const Two*>(words)), [w0] "x"(w0));
+  }
+}
+
+}  // namespace
+}  // namespace zeropoint::gemm
