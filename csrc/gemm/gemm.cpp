@@ -28,13 +28,15 @@ constexpr int64_t kAlign = 64;
 constexpr int64_t kOutlierShare = 256;  // Form::words from one outlier in so many weights
 
 struct Offsets {
-  int64_t column_sums, panels, outlier_begin, outliers, end;
+  int64_t column_sums, column_products, panels, outlier_begin, outliers, end;
 };
 
-Offsets layout(int64_t n, int64_t k, int64_t outliers) {
+Offsets layout(Form form, int64_t n, int64_t k, int64_t outliers) {
   Offsets at;
+  const int64_t array = padded_columns(n) * int64_t{sizeof(int32_t)};
   at.column_sums = sizeof(Header);
-  at.panels = round_up(at.column_sums + padded_columns(n) * int64_t{sizeof(int32_t)}, kAlign);
+  at.column_products = at.column_sums + array;
+  at.panels = round_up(at.column_products + (form == Form::words ? array : 0), kAlign);
   at.outlier_begin = round_up(at.panels + padded_columns(n) * padded_depth(k), kAlign);
   at.outliers = at.outlier_begin;
   if (outliers > 0) at.outliers += round_up((padded_columns(n) / kPanel + 1) * int64_t{sizeof(uint32_t)}, kAlign);
@@ -115,8 +117,16 @@ Plan plan(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t 
   return result;
 }
 
+// w0 w2 + w1 w3, summed over the groups of four in a column; modulo 2**32.
+int32_t sum_of_products(const int8_t* column, int64_t k) {
+  uint32_t sum = 0;
+  for (int64_t i = 0; i + 2 < k; i += 1 + i % 2 * 2) sum += static_cast<uint32_t>(column[i] * column[i + 2]);
+  return static_cast<int32_t>(sum);
+}
+
+// `column_products` is null but for Form::words.
 void pack_panel(Form form, const int8_t* weight, int64_t row_stride, int64_t columns, int64_t k, int8_t* panel,
-                int32_t* column_sums) {
+                int32_t* column_sums, int32_t* column_products) {
   const int64_t unit = form == Form::quads ? 4 : 2;
   for (int64_t c = 0; c < columns; ++c) {
     const int8_t* row = weight + c * row_stride;
@@ -130,6 +140,7 @@ void pack_panel(Form form, const int8_t* weight, int64_t row_stride, int64_t col
     int32_t sum = 0;
     for (int64_t i = 0; i < k; ++i) sum += row[i];
     column_sums[c] = sum;
+    if (column_products) column_products[c] = sum_of_products(row, k);
   }
 }
 
@@ -168,7 +179,7 @@ std::vector<uint8_t> pack(Isa isa, const int8_t* weight, int64_t row_stride, int
                           const Parallel& parallel) {
   const Plan chosen = plan(isa, weight, row_stride, n, k);
   const int64_t outliers = static_cast<int64_t>(chosen.outliers.size());
-  const Offsets at = layout(n, k, outliers);
+  const Offsets at = layout(chosen.form, n, k, outliers);
   std::vector<uint8_t> bytes(static_cast<size_t>(at.end));
   Header header = {};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
@@ -183,12 +194,13 @@ std::vector<uint8_t> pack(Isa isa, const int8_t* weight, int64_t row_stride, int
 
   auto* panels = reinterpret_cast<int8_t*>(bytes.data() + at.panels);
   auto* sums = reinterpret_cast<int32_t*>(bytes.data() + at.column_sums);
+  auto* products = chosen.form == Form::words ? reinterpret_cast<int32_t*>(bytes.data() + at.column_products) : nullptr;
   const int64_t panel_bytes = padded_depth(k) * kPanel;
   const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 17) / std::max<int64_t>(panel_bytes, 1));
   parallel.for_range(0, padded_columns(n) / kPanel, grain, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p)
       pack_panel(chosen.form, weight + p * kPanel * row_stride, row_stride, std::min(kPanel, n - p * kPanel), k,
-                 panels + p * panel_bytes, sums + p * kPanel);
+                 panels + p * panel_bytes, sums + p * kPanel, products ? products + p * kPanel : nullptr);
   });
   if (outliers > 0) {
     std::memcpy(bytes.data() + at.outlier_begin, chosen.outlier_begin.data(),
@@ -216,13 +228,15 @@ bool view(const uint8_t* bytes, int64_t length, Isa isa, int64_t n, int64_t k, P
   if (isa != Isa::avx2 && (form != Form::quads || header.outliers != 0)) return false;
   if (form == Form::words && header.outliers != 0) return false;
   if (reinterpret_cast<uintptr_t>(bytes) % alignof(int32_t) != 0) return false;
-  const Offsets at = layout(n, k, header.outliers);
+  const Offsets at = layout(form, n, k, header.outliers);
   if (at.end != length) return false;
   out->isa = isa;
   out->form = form;
   out->n = n;
   out->k = k;
   out->column_sums = reinterpret_cast<const int32_t*>(bytes + at.column_sums);
+  out->column_products =
+      form == Form::words ? reinterpret_cast<const int32_t*>(bytes + at.column_products) : nullptr;
   out->panels = reinterpret_cast<const int8_t*>(bytes + at.panels);
   out->outlier_count = header.outliers;
   out->outlier_begin = nullptr;

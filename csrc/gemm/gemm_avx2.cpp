@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t kStep = kGroup * kPanel;  // bytes of a panel for one group of k
 constexpr int64_t kQuadRows = 4;
 constexpr int64_t kWordRows = 6;
+constexpr int64_t kCrossedRows = 4;
+constexpr int64_t kCrossedLeast = 64;  // codes of a row, and columns: from there on its sum of products is worth it
 
 inline __m256i broadcast(const void* four_bytes) {
   int32_t bits;
@@ -38,6 +40,7 @@ inline void accumulate(__m256i& sum, __m256i products) {
 
 // Where the sums of a tile go: as they are to `tile`, or, with `codes`, to rows of 16 codes of `out`.
 struct Sink {
+  const Columns* start;  // what sums start from
   int32_t* tile;
   const Codes* codes;
   uint8_t* out;
@@ -72,6 +75,7 @@ struct Operands {
   const int64_t* segments;  // where the codes of a walked row stand, from its beginning
   int64_t segment_count, segment_codes;
   const int8_t* b = nullptr;
+  const int32_t* row_products = nullptr;
 
   Operands(const Job& job, const Code* from, int64_t stride) : a(from), a_stride(stride) {
     offsets = job.walk ? job.walk->rows : nullptr;
@@ -84,6 +88,7 @@ struct Operands {
     Operands rest = *this;
     if (offsets) rest.offsets += row;
     else rest.a += row * a_stride;
+    rest.row_products += row;
     return rest;
   }
 
@@ -147,12 +152,13 @@ inline __attribute__((always_inline)) void multiply_words_tile(const Words& t, c
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) sums[r][h] = kToCodes ? sink.codes->start.half[h] : _mm256_setzero_si256();
+    for (int h = 0; h < 2; ++h) sums[r][h] = sink.start->half[h];
   const int64_t segments = kWalked ? t.segment_count : 1;
   for (int64_t segment = 0; segment < segments; ++segment) {
     int64_t at = kWalked ? t.segments[segment] : 0;
     const int64_t end = at + t.segment_codes;
     for (; at < end; at += kGroup, b += kStep) {
+      if (!kWalked) _mm_prefetch(t.a + Rows * (t.a_stride + at), _MM_HINT_T0);  // of the next rows
 #pragma GCC unroll 2
       for (int pair = 0; pair < 2; ++pair) {
         const __m256i w0 = load_widened(b + pair * 32);
@@ -163,6 +169,34 @@ inline __attribute__((always_inline)) void multiply_words_tile(const Words& t, c
     }
   }
   finish<Rows, kToCodes>(sums, sink);
+}
+
+// The same with half the multiplications (kernel.h), for rows that are not walked.
+template <int Rows, bool kToCodes>
+inline __attribute__((always_inline)) void multiply_crossed_tile(const Words& t, const Sink& sink) {
+  const int8_t* b = t.b;
+  __m256i sums[Rows][2];
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h)
+      sums[r][h] = _mm256_sub_epi32(sink.start->half[h], _mm256_set1_epi32(t.row_products[r]));
+  for (int64_t at = 0; at < t.segment_codes; at += kGroup, b += kStep) {
+    const __m256i w01[2] = {load_widened(b), load_widened(b + 16)};
+    const __m256i w23[2] = {load_widened(b + 32), load_widened(b + 48)};
+    _mm_prefetch(t.a + Rows * (t.a_stride + at), _MM_HINT_T0);  // of the next rows
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) accumulate_crossed(sums[r], t.a + r * t.a_stride + at, w01, w23);
+  }
+  finish<Rows, kToCodes>(sums, sink);
+}
+
+template <int Rows, bool kToCodes>
+void multiply_crossed(const Words& all, const Sink& sink, int64_t tiles) {
+  Words t = all;
+  Sink to = sink;
+  for (; tiles > 0; --tiles, t = t.from_row(Rows), to.out += Rows * to.out_stride)
+    multiply_crossed_tile<Rows, kToCodes>(t, to);
 }
 
 // `tiles` times so many rows; more than one of them only as codes.
@@ -202,6 +236,10 @@ const MultiplyWords* words_of(bool to_codes, bool walked) {
   return to_codes ? Kernels<true, false, kHalves>::kWords : Kernels<false, false, kHalves>::kWords;
 }
 
+template <bool kToCodes>
+constexpr MultiplyWords kCrossed[kCrossedRows + 1] = {nullptr, multiply_crossed<1, kToCodes>, multiply_crossed<2, kToCodes>,
+                                                      multiply_crossed<3, kToCodes>, multiply_crossed<4, kToCodes>};
+
 // A panel of which only the first half is there takes half the products.
 const MultiplyWords* words(bool to_codes, bool walked, int64_t columns) {
   return columns > kPanel / 2 ? words_of<2>(to_codes, walked) : words_of<1>(to_codes, walked);
@@ -217,18 +255,24 @@ class Output {
     const Epilogue& ep = *job.epilogue;
     out_ = static_cast<uint8_t*>(ep.out) + n - ep.out_column;
     to_codes_ = prepare_codes(*job.packed, ep, n, &codes_);
+    start_ = to_codes_ ? codes_.start : Columns{};
+  }
+
+  void subtract_from_start(const int32_t* columns) {
+    const Columns less = load_columns(columns);
+    for (int h = 0; h < 2; ++h) start_.half[h] = _mm256_sub_epi32(start_.half[h], less.half[h]);
   }
 
   int64_t columns() const { return columns_; }
   bool to_codes() const { return to_codes_; }
   bool in_place() const { return to_codes_ && columns_ == kPanel; }  // nothing is left to `store`
-  const Codes& codes() const { return codes_; }
+  const Columns& start() const { return start_; }
   int32_t* tile() { return tile_; }
 
   // For the rows from `row` on.
   Sink sink(int64_t row) {
-    if (columns_ < kPanel) return {tile_, &codes_, spare_, kPanel};
-    return {tile_, &codes_, out_ + row * job_.epilogue->out_stride, job_.epilogue->out_stride};
+    if (columns_ < kPanel) return {&start_, tile_, &codes_, spare_, kPanel};
+    return {&start_, tile_, &codes_, out_ + row * job_.epilogue->out_stride, job_.epilogue->out_stride};
   }
 
   // What is left to do when the kernel has gone through `rows` rows.
@@ -244,6 +288,7 @@ class Output {
   uint8_t* out_;  // of the first row
   bool to_codes_;
   Codes codes_;
+  Columns start_;
   alignas(32) int32_t tile_[kRows * kPanel];
   uint8_t spare_[kRows * kPanel];
 };
@@ -276,48 +321,80 @@ void run_quads(const Job& job) {
     operands.b = job.packed->panel(n / kPanel) + job.group_begin * kStep;
     Output<kQuadRows> output(job, n);
     const MultiplyQuads* kernels = quads(output.to_codes(), job.walk != nullptr);
-    const Columns start = output.to_codes() ? output.codes().start : Columns{};
     for (int64_t row = 0; row < job.m; row += kQuadRows) {
       const int64_t rows = job.m - row < kQuadRows ? job.m - row : kQuadRows;
-      start_tile(job, n / kPanel, row, rows, start, output.tile());
+      start_tile(job, n / kPanel, row, rows, output.start(), output.tile());
       kernels[rows](operands.from_row(row), output.sink(row));
       output.store(row, rows);
     }
   }
 }
 
-void widen(const uint8_t* from, int16_t* to, int64_t count) {
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
-                        _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
-  for (; i < count; ++i) to[i] = from[i];
+// The same sum in every even lane and its neighbour: a0 a2 + a1 a3.
+inline __m256i products_in_fours(__m256i words) {
+  return _mm256_madd_epi16(words, _mm256_shuffle_epi32(words, _MM_SHUFFLE(2, 3, 0, 1)));
 }
 
-// The rows of a job that are not walked, widened.
-const int16_t* widened(const Job& job, int64_t stride) {
+// Widens a row; says the sum over its groups of four of a0 a2 + a1 a3, modulo 2**32. `count` is a multiple of four.
+int32_t widen(const uint8_t* from, int16_t* to, int64_t count) {
+  __m256i sums = _mm256_setzero_si256();
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), words);
+    sums = _mm256_add_epi32(sums, products_in_fours(words));
+  }
+  alignas(32) uint32_t lanes[8];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
+  uint32_t sum = lanes[0] + lanes[2] + lanes[4] + lanes[6];
+  for (; i < count; i += kGroup) {
+    for (int64_t j = i; j < i + kGroup; ++j) to[j] = from[j];
+    sum += static_cast<uint32_t>(to[i] * to[i + 2] + to[i + 1] * to[i + 3]);
+  }
+  return static_cast<int32_t>(sum);
+}
+
+// The rows of a job that are not walked, widened, and their sums of products.
+struct Widened {
+  const int16_t* rows;
+  const int32_t* products;
+};
+
+Widened widened(const Job& job, int64_t stride) {
   const int64_t depth = (job.group_end - job.group_begin) * kGroup;
-  auto* wide = static_cast<int16_t*>(
-      thread_scratch(Scratch::words, static_cast<size_t>(job.m * stride) * sizeof(int16_t)));
+  const int64_t product_bytes = round_up(job.m * int64_t{sizeof(int32_t)}, 64);
+  auto* bytes = static_cast<uint8_t*>(thread_scratch(
+      Scratch::words, static_cast<size_t>(product_bytes + job.m * stride * int64_t{sizeof(int16_t)})));
+  auto* products = reinterpret_cast<int32_t*>(bytes);
+  auto* wide = reinterpret_cast<int16_t*>(bytes + product_bytes);
   for (int64_t row = 0; row < job.m; ++row)
-    widen(job.a + row * job.a_stride + job.group_begin * kGroup, wide + row * stride, depth);
-  return wide;
+    products[row] = widen(job.a + row * job.a_stride + job.group_begin * kGroup, wide + row * stride, depth);
+  return {wide, products};
 }
 
 void run_words(const Job& job) {
-  const int64_t stride = (job.group_end - job.group_begin) * kGroup + 36;
-  Words operands(job, job.walk ? reinterpret_cast<const int16_t*>(job.a) : widened(job, stride), stride);
+  const int64_t depth = (job.group_end - job.group_begin) * kGroup, stride = depth + 36;
+  const Widened wide = job.walk ? Widened{reinterpret_cast<const int16_t*>(job.a), nullptr} : widened(job, stride);
+  Words operands(job, wide.rows, stride);
+  operands.row_products = wide.products;
+  const bool crossed = !job.walk && job.m >= kCrossedRows && depth >= kCrossedLeast &&
+                       job.n_end - job.n_begin >= kCrossedLeast && depth == padded_depth(job.packed->k);
   for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
     operands.b = job.packed->panel(n / kPanel) + job.group_begin * kStep;
     Output<kWordRows> output(job, n);
     const MultiplyWords* kernels = words(output.to_codes(), job.walk != nullptr, output.columns());
+    int64_t unit = kWordRows;
+    if (crossed && output.columns() > kPanel / 2) {
+      kernels = output.to_codes() ? kCrossed<true> : kCrossed<false>;
+      unit = kCrossedRows;
+      output.subtract_from_start(job.packed->column_products + n);
+    }
     for (int64_t row = 0; row < job.m;) {
-      const int64_t tiles = output.in_place() ? (job.m - row) / kWordRows : 1;
-      const int64_t rows = job.m - row < kWordRows ? job.m - row : kWordRows;
-      const int64_t count = rows < kWordRows ? 1 : tiles;
-      kernels[rows](operands.from_row(row), output.sink(row), count);
+      const int64_t rows = job.m - row < unit ? job.m - row : unit;
+      const int64_t tiles = output.in_place() ? (job.m - row) / rows : 1;
+      kernels[rows](operands.from_row(row), output.sink(row), tiles);
       if (!output.in_place()) output.store(row, rows);
-      row += rows * count;
+      row += rows * tiles;
     }
   }
 }

@@ -22,7 +22,9 @@
 //                   negative ones to at least -128 (255 * 128 < 2**15). Weights that break this rule are cut, and what
 //                   was cut off stands in a list of outliers, which the kernel adds one by one.
 //     Form::words   panel[K/2][16][2]: one 32-bit lane of the widened panel holds two successive k of one column, for
-//                   vpmaddwd. The avx2 kernel takes it when there would be more than one outlier in 256 weights.
+//                   vpmaddwd. The avx2 kernel takes it when there would be more than one outlier in 256 weights. For many
+//                   rows it computes, of each four k, (a0 + w2) (a2 + w0) + (a1 + w3) (a3 + w1), half the multiplications;
+//                   what is too much is a sum of products of the row alone, and one of the column alone, packed as well.
 //   Rows of `a` must be readable up to `padded_depth(K)`; the values there do not matter, they meet zeros.
 #pragma once
 #include <cstddef>
@@ -59,7 +61,8 @@ struct Packed {
   Isa isa = Isa::portable;
   Form form = Form::quads;
   int64_t n = 0, k = 0;
-  const int32_t* column_sums = nullptr;     // [padded_columns(n)]
+  const int32_t* column_sums = nullptr;      // [padded_columns(n)]
+  const int32_t* column_products = nullptr;  // [padded_columns(n)], of Form::words: sum over k of w0 w2 + w1 w3
   const int8_t* panels = nullptr;           // [padded_columns(n) / 16][padded_depth(k) * 16]
   const uint32_t* outlier_begin = nullptr;  // [panels + 1], or null if there are none
   const Outlier* outliers = nullptr;
