@@ -181,7 +181,7 @@ std::vector<std::vector<uint8_t>> pack(Isa isa, const int8_t* weight, const Weig
       }
   std::vector<std::vector<uint8_t>> groups;
   for (int64_t g = 0; g < size.groups; ++g)
-    groups.push_back(gemm::pack(isa, matrix.data() + g * columns * rows, rows, columns, rows, parallel));
+    groups.push_back(gemm::pack(isa, matrix.data() + g * columns * rows, rows, columns, rows, parallel, gemm::Purpose::many_rows));
   return groups;
 }
 

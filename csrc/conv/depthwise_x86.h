@@ -12,6 +12,19 @@
 namespace zeropoint::conv::depthwise {
 namespace {
 
+// sum + products of words with those in memory. Written out: the compiler would take weights that two output positions share
+// for values worth keeping, and having no register left, copy them from one place in memory to another.
+template <class Int>
+inline __attribute__((always_inline)) Int add_words_from_memory(Int sum, Int words, const void* weights) {
+  typedef Int __attribute__((may_alias, aligned(1))) InMemory;
+  Int products;
+  __asm__("vpmaddwd %[weights], %[words], %[products]\n\t"
+          "vpaddd %[products], %[sum], %[sum]"
+          : [sum] "+x"(sum), [products] "=&x"(products)
+          : [words] "x"(words), [weights] "m"(*static_cast<const InMemory*>(weights)));
+  return sum;
+}
+
 struct Register128 {
   using Int = __m128i;
   static constexpr int kBytes = 16;
@@ -30,6 +43,7 @@ struct Register128 {
   static Int add16(Int a, Int b) { return _mm_add_epi16(a, b); }
   static Int add32(Int a, Int b) { return _mm_add_epi32(a, b); }
   static Int madd16(Int a, Int b) { return _mm_madd_epi16(a, b); }
+  static Int add_products(Int sum, Int words, const void* weights) { return add_words_from_memory(sum, words, weights); }
   static Int flip(Int a, uint8_t bits) { return _mm_xor_si128(a, _mm_set1_epi8(static_cast<char>(bits))); }
   // rint(min(sum * multiplier + offset, high)), each step rounded by itself.
   static Int scale(Int sum, const float* multiplier, const float* offset, float high) {
@@ -56,6 +70,7 @@ struct Register256 {
   static Int add16(Int a, Int b) { return _mm256_add_epi16(a, b); }
   static Int add32(Int a, Int b) { return _mm256_add_epi32(a, b); }
   static Int madd16(Int a, Int b) { return _mm256_madd_epi16(a, b); }
+  static Int add_products(Int sum, Int words, const void* weights) { return add_words_from_memory(sum, words, weights); }
   static Int flip(Int a, uint8_t bits) { return _mm256_xor_si256(a, _mm256_set1_epi8(static_cast<char>(bits))); }
   // rint(min(sum * multiplier + offset, high)), each step rounded by itself.
   static Int scale(Int sum, const float* multiplier, const float* offset, float high) {
@@ -83,6 +98,7 @@ struct Register512 {
   static Int add16(Int a, Int b) { return _mm512_add_epi16(a, b); }
   static Int add32(Int a, Int b) { return _mm512_add_epi32(a, b); }
   static Int madd16(Int a, Int b) { return _mm512_madd_epi16(a, b); }
+  static Int add_products(Int sum, Int words, const void* weights) { return add32(sum, madd16(words, load(weights))); }
   static Int flip(Int a, uint8_t bits) { return _mm512_xor_si512(a, _mm512_set1_epi8(static_cast<char>(bits))); }
   // rint(min(sum * multiplier + offset, high)), each step rounded by itself.
   static Int scale(Int sum, const float* multiplier, const float* offset, float high) {
@@ -133,7 +149,7 @@ struct Pairs : Block<R> {
   }
 
   static Int dot(Int sum, Int x, const uint8_t* weights) {
-    return R::add32(sum, R::madd16(x, R::load(weights)));
+    return R::add_products(sum, x, weights);
   }
 };
 

@@ -25,7 +25,12 @@ static_assert(sizeof(Header) == 64);
 constexpr char kMagic[8] = {'z', 'p', 'g', 'e', 'm', 'm', '8', '\0'};
 constexpr uint32_t kVersion = 1;
 constexpr int64_t kAlign = 64;
-constexpr int64_t kOutlierShare = 256;  // Form::words from one outlier in so many weights
+
+// Form::words from one outlier in so many weights. Only beside many columns do many rows pay for being transposed, and
+// only in deep sums for starting from others.
+int64_t outlier_share(Purpose purpose, int64_t n, int64_t k) {
+  return purpose == Purpose::many_rows && n >= 64 && k >= 64 ? 10 : 256;
+}
 
 struct Offsets {
   int64_t column_sums, column_products, panels, outlier_begin, outliers, end;
@@ -39,7 +44,7 @@ Offsets layout(Form form, int64_t n, int64_t k, int64_t outliers) {
   at.panels = round_up(at.column_products + (form == Form::words ? array : 0), kAlign);
   at.outlier_begin = round_up(at.panels + padded_columns(n) * padded_depth(k), kAlign);
   at.outliers = at.outlier_begin;
-  if (outliers > 0) at.outliers += round_up((padded_columns(n) / kPanel + 1) * int64_t{sizeof(uint32_t)}, kAlign);
+  if (outliers > 0) at.outliers += round_up((padded_columns(n) + 1) * int64_t{sizeof(uint32_t)}, kAlign);
   at.end = round_up(at.outliers + outliers * int64_t{sizeof(Outlier)}, kAlign);
   return at;
 }
@@ -71,9 +76,9 @@ void make_safe(int32_t (&lane)[4], Cut&& cut) {
   }
 }
 
-// Calls cut(k, rest) for every weight of one column that Form::quads has to cut on avx2.
-template <class Cut>
-void find_outliers(const int8_t* column, int64_t k, Cut&& cut) {
+// Calls found(outlier) for every pair of weights of one column of which Form::quads has to cut on avx2.
+template <class Found>
+void find_outliers(const int8_t* column, int64_t k, Found&& found) {
   for (int64_t base = 0; base < k; base += 8)
     for (int64_t half : {0, 2}) {
       int32_t lane[4];
@@ -81,39 +86,40 @@ void find_outliers(const int8_t* column, int64_t k, Cut&& cut) {
         const int64_t at = base + half + kLaneSteps[i];
         lane[i] = at < k ? column[at] : 0;
       }
-      make_safe(lane, [&](int i, int32_t rest) { cut(base + half + kLaneSteps[i], rest); });
+      int16_t rests[4] = {};
+      make_safe(lane, [&](int i, int32_t rest) { rests[i] = static_cast<int16_t>(rests[i] + rest); });
+      for (int i : {0, 2})
+        if (rests[i] != 0 || rests[i + 1] != 0)
+          found({static_cast<uint32_t>((base + half + kLaneSteps[i]) / 2), {rests[i], rests[i + 1]}});
     }
 }
 
 struct Plan {
   Form form = Form::quads;
-  std::vector<uint32_t> outlier_begin;  // [panels + 1]
+  std::vector<uint32_t> outlier_begin;  // [padded columns + 1]
   std::vector<Outlier> outliers;
 };
 
 // Only plain AVX2 has to look at the weights; a dot product instruction takes any.
-Plan plan(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k) {
+Plan plan(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k, Purpose purpose) {
   Plan result;
   if (isa != Isa::avx2) return result;
   if (k > kMaxNarrowDepth) {  // outliers are not split with K
     result.form = Form::words;
     return result;
   }
-  const size_t limit = static_cast<size_t>(n * k / kOutlierShare);
-  result.outlier_begin.reserve(static_cast<size_t>(padded_columns(n) / kPanel + 1));
+  const size_t limit = static_cast<size_t>(n * k / outlier_share(purpose, n, k));
+  result.outlier_begin.reserve(static_cast<size_t>(padded_columns(n) + 1));
   for (int64_t column = 0; column < n; ++column) {
-    if (column % kPanel == 0) result.outlier_begin.push_back(static_cast<uint32_t>(result.outliers.size()));
-    find_outliers(weight + column * row_stride, k, [&](int64_t at, int32_t rest) {
-      result.outliers.push_back({static_cast<uint32_t>(at), static_cast<uint16_t>(column % kPanel),
-                                 static_cast<int16_t>(rest)});
-    });
+    result.outlier_begin.push_back(static_cast<uint32_t>(result.outliers.size()));
+    find_outliers(weight + column * row_stride, k, [&](const Outlier& cut) { result.outliers.push_back(cut); });
     if (result.outliers.size() > limit) {
       result.form = Form::words;
       result.outliers.clear();
       return result;
     }
   }
-  result.outlier_begin.push_back(static_cast<uint32_t>(result.outliers.size()));
+  result.outlier_begin.resize(static_cast<size_t>(padded_columns(n) + 1), static_cast<uint32_t>(result.outliers.size()));
   return result;
 }
 
@@ -176,8 +182,8 @@ RunJob kernel_of(Isa isa) {
 }  // namespace
 
 std::vector<uint8_t> pack(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k,
-                          const Parallel& parallel) {
-  const Plan chosen = plan(isa, weight, row_stride, n, k);
+                          const Parallel& parallel, Purpose purpose) {
+  const Plan chosen = plan(isa, weight, row_stride, n, k, purpose);
   const int64_t outliers = static_cast<int64_t>(chosen.outliers.size());
   const Offsets at = layout(chosen.form, n, k, outliers);
   std::vector<uint8_t> bytes(static_cast<size_t>(at.end));
@@ -206,12 +212,15 @@ std::vector<uint8_t> pack(Isa isa, const int8_t* weight, int64_t row_stride, int
     std::memcpy(bytes.data() + at.outlier_begin, chosen.outlier_begin.data(),
                 chosen.outlier_begin.size() * sizeof(uint32_t));
     std::memcpy(bytes.data() + at.outliers, chosen.outliers.data(), chosen.outliers.size() * sizeof(Outlier));
-    for (size_t p = 0; p + 1 < chosen.outlier_begin.size(); ++p)
-      for (uint32_t i = chosen.outlier_begin[p]; i < chosen.outlier_begin[p + 1]; ++i) {
-        const Outlier& cut = chosen.outliers[i];
-        int8_t& weight_left = panels[static_cast<int64_t>(p) * panel_bytes + place(chosen.form, cut.k, cut.column)];
-        weight_left = static_cast<int8_t>(weight_left - cut.value);
-      }
+    for (int64_t column = 0; column < n; ++column)
+      for (uint32_t i = chosen.outlier_begin[column]; i < chosen.outlier_begin[column + 1]; ++i)
+        for (int64_t j : {0, 1}) {
+          const int16_t rest = chosen.outliers[i].values[j];
+          if (rest == 0) continue;  // its place may lie behind K
+          int8_t* panel = panels + column / kPanel * panel_bytes;
+          int8_t& weight_left = panel[place(chosen.form, 2 * chosen.outliers[i].pair + j, column % kPanel)];
+          weight_left = static_cast<int8_t>(weight_left - rest);
+        }
   }
   return bytes;
 }

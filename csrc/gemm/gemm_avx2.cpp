@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kStep = kGroup * kPanel;  // bytes of a panel for one group of k
 constexpr int64_t kQuadRows = 4;
+constexpr int64_t kQuadBlock = 56;  // rows whose outliers are added together
 constexpr int64_t kWordRows = 6;
 constexpr int64_t kCrossedRows = 4;
 constexpr int64_t kCrossedLeast = 64;  // codes of a row, and columns: from there on its sum of products is worth it
@@ -269,10 +270,11 @@ class Output {
   const Columns& start() const { return start_; }
   int32_t* tile() { return tile_; }
 
-  // For the rows from `row` on.
-  Sink sink(int64_t row) {
-    if (columns_ < kPanel) return {&start_, tile_, &codes_, spare_, kPanel};
-    return {&start_, tile_, &codes_, out_ + row * job_.epilogue->out_stride, job_.epilogue->out_stride};
+  // For the rows from `row` on, which stand at `in_tile` of those that `store` will hear of.
+  Sink sink(int64_t row, int64_t in_tile = 0) {
+    int32_t* tile = tile_ + in_tile * kPanel;
+    if (columns_ < kPanel) return {&start_, tile, &codes_, spare_ + in_tile * kPanel, kPanel};
+    return {&start_, tile, &codes_, out_ + row * job_.epilogue->out_stride, job_.epilogue->out_stride};
   }
 
   // What is left to do when the kernel has gone through `rows` rows.
@@ -293,39 +295,146 @@ class Output {
   uint8_t spare_[kRows * kPanel];
 };
 
-// Starts a tile: what sums start from, and the products of what was cut off the weights of this panel. The list is read
-// from packed bytes, so every index is checked.
-void start_tile(const Job& job, int64_t panel, int64_t row, int64_t rows, const Columns& start, int32_t* tile) {
-  const Packed& packed = *job.packed;
-  for (int64_t r = 0; r < rows; ++r)
-    for (int h = 0; h < 2; ++h)
-      _mm256_store_si256(reinterpret_cast<__m256i*>(tile + r * kPanel + 8 * h), start.half[h]);
-  if (packed.outlier_begin == nullptr) return;
-  const int64_t end = packed.outlier_begin[panel + 1] < packed.outlier_count ? packed.outlier_begin[panel + 1]
-                                                                             : packed.outlier_count;
-  for (int64_t i = packed.outlier_begin[panel]; i < end; ++i) {
-    const Outlier cut = packed.outliers[i];
-    if (cut.k >= packed.k || cut.column >= kPanel) continue;
-    const int64_t k = job.walk ? job.walk->segments[cut.k / job.walk->run] + cut.k % job.walk->run : cut.k;
-    for (int64_t r = 0; r < rows; ++r) {
-      const int32_t code = job.a[(job.walk ? job.walk->rows[row + r] : (row + r) * job.a_stride) + k];
-      int32_t& sum = tile[r * kPanel + cut.column];
-      sum = static_cast<int32_t>(static_cast<uint32_t>(sum) + static_cast<uint32_t>(cut.value * code));
+// Rows that stand side by side, codes of two successive k by two: words[K / 2][groups][8 rows][2].
+struct Transposed {
+  int16_t* words;
+  int64_t groups, pairs;
+
+  int16_t* pair(int64_t index) const { return words + index * groups * 16; }
+};
+
+// Up to four pairs of eight rows, each in the low half of a register.
+inline void save_pairs(const __m128i (&rows)[8], const Transposed& to, int64_t pair, int64_t group, int pairs) {
+  __m128i twos[4];
+  for (int i = 0; i < 4; ++i) twos[i] = _mm_unpacklo_epi16(rows[2 * i], rows[2 * i + 1]);
+  const __m128i low[2] = {_mm_unpacklo_epi32(twos[0], twos[1]), _mm_unpacklo_epi32(twos[2], twos[3])};
+  const __m128i high[2] = {_mm_unpackhi_epi32(twos[0], twos[1]), _mm_unpackhi_epi32(twos[2], twos[3])};
+  const __m128i by_pair[4] = {_mm_unpacklo_epi64(low[0], low[1]), _mm_unpackhi_epi64(low[0], low[1]),
+                              _mm_unpacklo_epi64(high[0], high[1]), _mm_unpackhi_epi64(high[0], high[1])};
+  for (int i = 0; i < pairs; ++i)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to.pair(pair + i) + group * 16), _mm256_cvtepu8_epi16(by_pair[i]));
+}
+
+// Rows [row, row + count) of the job, `count` <= kQuadBlock.
+Transposed transpose_rows(const Job& job, int64_t row, int64_t count) {
+  const int64_t depth = padded_depth(job.packed->k), groups = (count + 7) / 8;
+  const Transposed to{static_cast<int16_t*>(thread_scratch(
+                          Scratch::words, static_cast<size_t>(groups * 8 * depth) * sizeof(int16_t))),
+                      groups, depth / 2};
+  const int64_t run = job.walk ? job.walk->run : depth;
+  for (int64_t group = 0; group < groups; ++group) {
+    const uint8_t* rows[8];
+    for (int64_t r = 0; r < 8; ++r) {
+      const int64_t index = group * 8 + r < count ? group * 8 + r : count - 1, at = row + index;
+      rows[r] = job.a + (job.walk ? job.walk->rows[at] : at * job.a_stride);
+    }
+    for (int64_t first = 0; first < depth; first += run) {
+      const int64_t from = job.walk ? job.walk->segments[first / run] : 0;
+      __m128i codes[8];
+      int64_t i = 0;
+      for (; i + 8 <= run; i += 8) {
+        for (int r = 0; r < 8; ++r) codes[r] = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(rows[r] + from + i));
+        save_pairs(codes, to, (first + i) / 2, group, 4);
+      }
+      if (i == run) continue;
+      for (int r = 0; r < 8; ++r) {
+        int32_t four;
+        std::memcpy(&four, rows[r] + from + i, sizeof four);
+        codes[r] = _mm_cvtsi32_si128(four);
+      }
+      save_pairs(codes, to, (first + i) / 2, group, 2);
+    }
+  }
+  return to;
+}
+
+// The products of one column's outliers, for all rows. The list is read from packed bytes, so every index is checked.
+template <int kGroups>
+void add_outliers(const Outlier* outlier, const Outlier* end, const Transposed& rows, int32_t* sums) {
+  __m256i sum[kGroups];
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) sum[g] = _mm256_setzero_si256();
+  const auto pairs = static_cast<uint32_t>(rows.pairs);
+  for (; outlier < end; ++outlier) {
+    if (outlier->pair >= pairs) continue;
+    const __m256i values = broadcast(outlier->values);
+    const int16_t* codes = rows.pair(outlier->pair);
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroups; ++g)
+      accumulate(sum[g], _mm256_madd_epi16(values, load(reinterpret_cast<const int8_t*>(codes + 16 * g))));
+  }
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g) _mm256_store_si256(reinterpret_cast<__m256i*>(sums + 8 * g), sum[g]);
+}
+
+using AddOutliers = void (*)(const Outlier*, const Outlier*, const Transposed&, int32_t*);
+constexpr AddOutliers kAddOutliers[kQuadBlock / 8 + 1] = {
+    nullptr,         add_outliers<1>, add_outliers<2>, add_outliers<3>,
+    add_outliers<4>, add_outliers<5>, add_outliers<6>, add_outliers<7>};
+
+// Eight registers of eight lanes: lane j of register i becomes lane i of register j.
+inline void transpose(__m256i (&x)[8]) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; ++i) a[i] = _mm256_castsi256_ps(x[i]);
+  for (int i = 0; i < 8; i += 2) b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]), b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], _MM_SHUFFLE(1, 0, 1, 0));
+      a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], _MM_SHUFFLE(3, 2, 3, 2));
+    }
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm256_castps_si256(_mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+    x[i + 4] = _mm256_castps_si256(_mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+  }
+}
+
+// What the sums of `rows` rows of a panel start from.
+void start_tile(const Packed& packed, int64_t n, int64_t rows, const Transposed* transposed, const Columns& start,
+                int32_t* tile) {
+  if (transposed == nullptr) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int h = 0; h < 2; ++h)
+        _mm256_store_si256(reinterpret_cast<__m256i*>(tile + r * kPanel + 8 * h), start.half[h]);
+    return;
+  }
+  alignas(32) int32_t sums[8][kQuadBlock];
+  const auto at = [&](int64_t column) {
+    return packed.outliers + (packed.outlier_begin[column] < packed.outlier_count ? packed.outlier_begin[column]
+                                                                                  : packed.outlier_count);
+  };
+  for (int h = 0; h < 2; ++h) {
+    for (int64_t c = 0; c < 8; ++c) {
+      const int64_t column = n + 8 * h + c;
+      kAddOutliers[transposed->groups](at(column), at(column + 1), *transposed, sums[c]);
+    }
+    for (int64_t group = 0; group < transposed->groups; ++group) {
+      __m256i block[8];
+      for (int c = 0; c < 8; ++c) block[c] = _mm256_load_si256(reinterpret_cast<const __m256i*>(sums[c] + 8 * group));
+      transpose(block);
+      for (int r = 0; r < 8; ++r)
+        _mm256_store_si256(reinterpret_cast<__m256i*>(tile + (8 * group + r) * kPanel + 8 * h),
+                           _mm256_add_epi32(block[r], start.half[h]));
     }
   }
 }
 
 void run_quads(const Job& job) {
+  const Packed& packed = *job.packed;
   Quads operands(job, job.a + job.group_begin * kGroup, job.a_stride);
-  for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
-    operands.b = job.packed->panel(n / kPanel) + job.group_begin * kStep;
-    Output<kQuadRows> output(job, n);
-    const MultiplyQuads* kernels = quads(output.to_codes(), job.walk != nullptr);
-    for (int64_t row = 0; row < job.m; row += kQuadRows) {
-      const int64_t rows = job.m - row < kQuadRows ? job.m - row : kQuadRows;
-      start_tile(job, n / kPanel, row, rows, output.start(), output.tile());
-      kernels[rows](operands.from_row(row), output.sink(row));
-      output.store(row, rows);
+  const int64_t blocks = (job.m + kQuadBlock - 1) / kQuadBlock;
+  const int64_t block = round_up((job.m + blocks - 1) / blocks, kQuadRows);
+  for (int64_t row = 0; row < job.m; row += block) {
+    const int64_t rows = job.m - row < block ? job.m - row : block;
+    Transposed transposed = {};
+    if (packed.outlier_begin) transposed = transpose_rows(job, row, rows);
+    for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
+      operands.b = packed.panel(n / kPanel) + job.group_begin * kStep;
+      Output<kQuadBlock> output(job, n);
+      start_tile(packed, n, rows, packed.outlier_begin ? &transposed : nullptr, output.start(), output.tile());
+      const MultiplyQuads* kernels = quads(output.to_codes(), job.walk != nullptr);
+      for (int64_t r = 0; r < rows; r += kQuadRows)
+        kernels[rows - r < kQuadRows ? rows - r : kQuadRows](operands.from_row(row + r), output.sink(row + r, r));
+      if (!output.in_place()) output.store(row, rows);
     }
   }
 }

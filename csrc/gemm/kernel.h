@@ -20,10 +20,10 @@
 //                   The avx2 kernel adds two vpmaddubsw results in 16 bits before it widens them. That is exact where,
 //                   of the four weights that meet in a 16-bit lane, the positive ones add up to at most 128 and the
 //                   negative ones to at least -128 (255 * 128 < 2**15). Weights that break this rule are cut, and what
-//                   was cut off stands in a list of outliers, which the kernel adds one by one.
+//                   was cut off stands in a list of outliers, whose products the kernel adds, for many rows at once.
 //     Form::words   panel[K/2][16][2]: one 32-bit lane of the widened panel holds two successive k of one column, for
-//                   vpmaddwd. The avx2 kernel takes it when there would be more than one outlier in 256 weights. For many
-//                   rows it computes, of each four k, (a0 + w2) (a2 + w0) + (a1 + w3) (a3 + w1), half the multiplications;
+//                   vpmaddwd. The avx2 kernel takes it when there would be too many outliers. For many rows it
+//                   computes, of each four k, (a0 + w2) (a2 + w0) + (a1 + w3) (a3 + w1), half the multiplications;
 //                   what is too much is a sum of products of the row alone, and one of the column alone, packed as well.
 //   Rows of `a` must be readable up to `padded_depth(K)`; the values there do not matter, they meet zeros.
 #pragma once
@@ -49,11 +49,10 @@ constexpr int64_t padded_columns(int64_t n) { return round_up(n, kPanel); }
 
 enum class Form : uint32_t { quads = 0, words = 1 };
 
-// What was cut off a weight: the product `value * a[m][k]` is added to column `column` of the panel.
+// What was cut off the weights of a column at k = 2 pair and after it.
 struct Outlier {
-  uint32_t k;
-  uint16_t column;
-  int16_t value;
+  uint32_t pair;
+  int16_t values[2];
 };
 
 // Packed weights, read in place: pointers into the packed bytes, computed from sizes, never read from them.
@@ -64,7 +63,7 @@ struct Packed {
   const int32_t* column_sums = nullptr;      // [padded_columns(n)]
   const int32_t* column_products = nullptr;  // [padded_columns(n)], of Form::words: sum over k of w0 w2 + w1 w3
   const int8_t* panels = nullptr;           // [padded_columns(n) / 16][padded_depth(k) * 16]
-  const uint32_t* outlier_begin = nullptr;  // [panels + 1], or null if there are none
+  const uint32_t* outlier_begin = nullptr;  // [padded_columns(n) + 1], or null if there are none
   const Outlier* outliers = nullptr;
   int64_t outlier_count = 0;
 
@@ -72,9 +71,12 @@ struct Packed {
   const int8_t* panel(int64_t index) const { return panels + index * panel_bytes(); }
 };
 
+// What products are to be expected: a few outliers cost little beside many rows, and much beside one.
+enum class Purpose { any, many_rows };
+
 // Packs `weight` (n rows of k codes, `row_stride` codes apart) for `isa`.
 std::vector<uint8_t> pack(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k,
-                          const Parallel& parallel);
+                          const Parallel& parallel, Purpose purpose = Purpose::any);
 
 // The packed weights in `bytes`, if header and length say that they are n x k for `isa`. False, and nothing is read
 // beyond `length`, if they are anything else. `bytes` must outlive the view.

@@ -99,18 +99,26 @@ inline void store_panel_as(const int32_t* tile, int64_t row, int64_t rows, int64
   }
 }
 
-// What turns sums of one panel into codes straight from registers, where no step can be NaN and weight zero points are 0.
-// The clamp is the one of kernel.h, in three places: from above in float, from below in 16 bits after the rounding, which
-// changes nothing, as both bounds are integers; an y below every int32 becomes the least one and then the lower bound.
+// What turns sums of one panel into codes straight from registers, where no step can be NaN or beyond 32 bits and weight
+// zero points are 0. There the clamp of kernel.h may follow the rounding, as its bounds are integers.
 struct Codes {
   Columns start;  // what sums start from: the activation zero point's part
   Columns multiplier, offset;
-  __m256 high;
-  __m256i low, zero_point;  // words: as unsigned codes,
-  __m256i flip;             // and what makes signed ones of them
+  __m256i zero_point, low, high;  // as unsigned codes,
+  __m256i flip;                   // and what makes signed ones of them
 };
 
-// False if the epilogue is another, or a step can be NaN.
+inline float largest(const Columns& reals) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  alignas(32) float sizes[8];
+  _mm256_store_ps(sizes, _mm256_max_ps(_mm256_andnot_ps(sign, _mm256_castsi256_ps(reals.half[0])),
+                                       _mm256_andnot_ps(sign, _mm256_castsi256_ps(reals.half[1]))));
+  float most = 0;
+  for (float size : sizes) most = size > most ? size : most;
+  return most;
+}
+
+// False if the epilogue is another, or a step can be NaN or too large.
 inline bool prepare_codes(const Packed& packed, const Epilogue& ep, int64_t n, Codes* codes) {
   if (ep.output != Epilogue::Output::codes || ep.weight_zero_point != nullptr) return false;
   const __m256i minus_za = _mm256_set1_epi32(static_cast<int32_t>(0u - static_cast<uint32_t>(ep.activation_zero_point)));
@@ -118,12 +126,15 @@ inline bool prepare_codes(const Packed& packed, const Epilogue& ep, int64_t n, C
   for (__m256i& half : codes->start.half) half = _mm256_mullo_epi32(half, minus_za);
   codes->multiplier = load_columns(ep.multiplier + n);
   codes->offset = ep.offset ? load_columns(ep.offset + n) : Columns{};
-  const bool is_signed = ep.low + static_cast<float>(ep.out_zero_point) < 0;
-  codes->high = _mm256_set1_ps(ep.high);
-  codes->low = _mm256_set1_epi16(static_cast<int16_t>(ep.low));
-  codes->zero_point = _mm256_set1_epi16(static_cast<int16_t>(ep.out_zero_point + (is_signed ? 128 : 0)));
-  codes->flip = _mm256_set1_epi8(static_cast<char>(is_signed ? 0x80 : 0));
-  return !any_nonfinite(codes->multiplier) && !any_nonfinite(codes->offset);
+  const auto low = static_cast<int32_t>(ep.low), high = static_cast<int32_t>(ep.high);
+  const int32_t unsign = low + ep.out_zero_point < 0 ? 128 : 0;
+  codes->zero_point = _mm256_set1_epi16(static_cast<int16_t>(ep.out_zero_point + unsign));
+  codes->low = _mm256_set1_epi8(static_cast<char>(low + ep.out_zero_point + unsign));
+  codes->high = _mm256_set1_epi8(static_cast<char>(high + ep.out_zero_point + unsign));
+  codes->flip = _mm256_set1_epi8(static_cast<char>(unsign));
+  if (any_nonfinite(codes->multiplier) || any_nonfinite(codes->offset)) return false;
+  const float most = static_cast<float>(packed.k) * (255 * 128) * largest(codes->multiplier) + largest(codes->offset);
+  return most < 1e9f;
 }
 
 // One row of a whole panel as words, in lanes of columns 0-3, 8-11 | 4-7, 12-15.
@@ -132,18 +143,16 @@ inline __attribute__((always_inline)) __m256i row_words(const __m256i (&sums)[2]
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
     const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[h]), _mm256_castsi256_ps(to.multiplier.half[h]));
-    const __m256 y = _mm256_add_ps(scaled, _mm256_castsi256_ps(to.offset.half[h]));
-    rounded[h] = _mm256_cvtps_epi32(_mm256_min_ps(y, to.high));
+    rounded[h] = _mm256_cvtps_epi32(_mm256_add_ps(scaled, _mm256_castsi256_ps(to.offset.half[h])));
   }
-  const __m256i words = _mm256_max_epi16(_mm256_packs_epi32(rounded[0], rounded[1]), to.low);
-  return _mm256_add_epi16(words, to.zero_point);
+  return _mm256_adds_epi16(_mm256_packs_epi32(rounded[0], rounded[1]), to.zero_point);
 }
 
 // Two rows of a whole panel, whose sums began with `start`: the second 16 codes go to `out` + `second`.
 inline __attribute__((always_inline)) void store_codes(const __m256i (&first_sums)[2], const __m256i (&second_sums)[2],
                                                        const Codes& to, uint8_t* out, int64_t second) {
   const __m256i bytes = _mm256_packus_epi16(row_words(first_sums, to), row_words(second_sums, to));
-  const __m256i codes = _mm256_xor_si256(bytes, to.flip);
+  const __m256i codes = _mm256_xor_si256(_mm256_min_epu8(_mm256_max_epu8(bytes, to.low), to.high), to.flip);
   const __m128i even = _mm256_castsi256_si128(codes), odd = _mm256_extracti128_si256(codes, 1);  // fours of columns
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi32(even, odd));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out + second), _mm_unpackhi_epi32(even, odd));

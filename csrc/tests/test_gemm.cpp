@@ -1,4 +1,5 @@
 // The matrix product and linear layers against sums in 64 bits.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -13,14 +14,21 @@ using gemm::Epilogue;
 using gemm::Packed;
 using Output = Epilogue::Output;
 
-// Kinds of weights: any; mild with rare large ones, which avx2 packs as outliers; the worst of either sign; both.
-enum class Weights { any, mild, lowest, highest, alternating };
+// Kinds of weights: any; bell-shaped, as trained ones are; mild with rare large ones, which avx2 packs as outliers; the
+// worst of either sign; both.
+enum class Weights { any, bell, mild, lowest, highest, alternating };
 constexpr Weights kWeights[] = {Weights::any, Weights::mild, Weights::lowest, Weights::highest, Weights::alternating};
 
 std::vector<int8_t> make_weight(Random& random, Weights kind, int64_t n, int64_t k) {
   std::vector<int8_t> weight(static_cast<size_t>(n * k));
   for (size_t i = 0; i < weight.size(); ++i) switch (kind) {
       case Weights::any: weight[i] = static_cast<int8_t>(random.between(-128, 127)); break;
+      case Weights::bell: {
+        int64_t sum = 0;
+        for (int j = 0; j < 12; ++j) sum += random.between(-38, 38);
+        weight[i] = static_cast<int8_t>(std::clamp<int64_t>(sum / 2, -128, 127));
+        break;
+      }
       case Weights::mild:
         weight[i] = static_cast<int8_t>(random.between(0, 999) == 0 ? random.between(-128, 127)
                                                                    : random.between(-32, 31));
@@ -99,9 +107,10 @@ void check_run(const Packed& packed, const Problem& p, Epilogue ep, int64_t n_be
   check_equal(out, expected, where);
 }
 
-void check_all_outputs(Isa isa, Random& random, Weights kind, int64_t m, int64_t n, int64_t k) {
+void check_all_outputs(Isa isa, Random& random, Weights kind, int64_t m, int64_t n, int64_t k,
+                       gemm::Purpose purpose = gemm::Purpose::any) {
   const Problem p(random, kind, m, n, k);
-  const auto bytes = gemm::pack(isa, p.weight.data(), k, n, k, in_parts());
+  const auto bytes = gemm::pack(isa, p.weight.data(), k, n, k, in_parts(), purpose);
   Packed packed;
   const std::string where = text("m", m, "n", n, "k", k, "weights", static_cast<int>(kind));
   const bool fits = gemm::view(bytes.data(), static_cast<int64_t>(bytes.size()), isa, n, k, &packed);
@@ -143,6 +152,29 @@ ZEROPOINT_TEST(gemm_worst_magnitudes) {
 ZEROPOINT_TEST(gemm_many_rows) {
   Random random(3);
   check_all_outputs(isa, random, Weights::mild, 700, 20, 300);  // several blocks of rows
+}
+
+ZEROPOINT_TEST(gemm_packed_for_many_rows) {
+  Random random(7);
+  for (int64_t m : {1, 4, 7, 8, 49, 56, 57, 130})
+    for (int64_t n : {64, 87})
+      for (int64_t k : {64, 69, 300}) check_all_outputs(isa, random, Weights::bell, m, n, k, gemm::Purpose::many_rows);
+  check_all_outputs(isa, random, Weights::bell, 9, 70, gemm::kMaxNarrowDepth, gemm::Purpose::many_rows);
+}
+
+// Weights as trained ones are spread take the kernel of two additions in 16 bits there; uniform ones cannot.
+ZEROPOINT_TEST(gemm_form_for_many_rows) {
+  Random random(8);
+  for (Weights kind : {Weights::bell, Weights::any}) {
+    const auto weight = make_weight(random, kind, 80, 160);
+    for (gemm::Purpose purpose : {gemm::Purpose::any, gemm::Purpose::many_rows}) {
+      const auto bytes = gemm::pack(isa, weight.data(), 160, 80, 160, Parallel::serial(), purpose);
+      Packed packed;
+      ZEROPOINT_CHECK(gemm::view(bytes.data(), static_cast<int64_t>(bytes.size()), isa, 80, 160, &packed), "");
+      const bool quads = isa != Isa::avx2 || (kind == Weights::bell && purpose == gemm::Purpose::many_rows);
+      ZEROPOINT_CHECK((packed.form == gemm::Form::quads) == quads, "purpose " << static_cast<int>(purpose));
+    }
+  }
 }
 
 ZEROPOINT_TEST(gemm_steps_that_are_no_numbers) {
