@@ -179,9 +179,11 @@ std::vector<std::vector<uint8_t>> pack(Isa isa, const int8_t* weight, const Weig
         const int64_t at = t / size.kernel[2] * line + t % size.kernel[2] * size.group_channels + c;
         matrix[static_cast<size_t>(n * rows + at)] = weight[(n * size.group_channels + c) * taps + t];
       }
+  // Winograd's transforms start from words.
+  const auto purpose = winograd::fits(size) ? gemm::Purpose::any : gemm::Purpose::many_rows;
   std::vector<std::vector<uint8_t>> groups;
   for (int64_t g = 0; g < size.groups; ++g)
-    groups.push_back(gemm::pack(isa, matrix.data() + g * columns * rows, rows, columns, rows, parallel, gemm::Purpose::many_rows));
+    groups.push_back(gemm::pack(isa, matrix.data() + g * columns * rows, rows, columns, rows, parallel, purpose));
   return groups;
 }
 

@@ -81,7 +81,7 @@ class Convolution {
       auto* sums = scratch<int32_t>(gemm::Scratch::tile, kPoints * kBlock * kPanel);
       for (; item < item_end; ++item) {
         const int64_t panel = item / parts, n = panel * kPanel;
-        kernels_.weights(packed_.panel(panel), channels_, line_, u);
+        kernels_.weights(words_of(panel), channels_, line_, u);
         const int64_t stop = part_begin(item % parts + 1, parts, blocks);
         for (int64_t i = part_begin(item % parts, parts, blocks); i < stop; ++i) {
           const int64_t tiles = std::min(kBlock, count - i * kBlock);
@@ -91,6 +91,13 @@ class Convolution {
         }
       }
     });
+  }
+
+  const int8_t* words_of(int64_t panel) const {
+    if (packed_.form == gemm::Form::words) return packed_.panel(panel);
+    auto* words = scratch<int8_t>(gemm::Scratch::panel, packed_.panel_bytes());
+    kernels_.restore_words(packed_, panel, words);
+    return words;
   }
 
   // The input of one tile; says where its output goes.
@@ -128,13 +135,16 @@ class Convolution {
 
 }  // namespace
 
+bool fits(const WeightSize& size) {
+  return size.groups == 1 && size.kernel[0] == 1 && size.kernel[1] == 3 && size.kernel[2] == 3 &&
+         size.group_channels % kChannelUnit == 0 && size.group_channels <= kMaxChannels;
+}
+
 bool chosen(const Geometry& g, const gemm::Packed& packed, const int32_t* weight_zero_point) {
-  const WeightSize& size = g.weight;
-  if (packed.isa != Isa::avx2 || packed.form != gemm::Form::words || weight_zero_point != nullptr) return false;
-  if (size.groups != 1 || size.group_channels % kChannelUnit != 0 || size.group_channels > kMaxChannels) return false;
-  if (size.kernel[0] != 1 || g.in[0] != 1 || g.out[0] != 1 || g.stride[0] != 1 || g.padding[0] != 0) return false;
+  if (packed.isa != Isa::avx2 || weight_zero_point != nullptr || !fits(g.weight)) return false;
+  if (g.in[0] != 1 || g.out[0] != 1 || g.padding[0] != 0) return false;
   for (int d = 1; d < 3; ++d)
-    if (size.kernel[d] != 3 || g.stride[d] != 1 || g.dilation[d] != 1) return false;
+    if (g.stride[d] != 1 || g.dilation[d] != 1) return false;
   // Instructions for two channels of a column: at every position nine products and additions; at every tile 25 with
   // transforms, and for the weights themselves.
   const int64_t tiles = g.batch * ((g.out[1] + kOut - 1) / kOut) * ((g.out[2] + kOut - 1) / kOut);

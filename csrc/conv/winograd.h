@@ -12,8 +12,8 @@
 // sums are taken modulo 2**32. There, 9 has an inverse, and 4 * sum fits for kMaxChannels channels; so the exact sum is
 // what is left after a multiplication and a shift by 2.
 //
-// Worth it where the left matrix and the weights are multiplied as words anyway: plain AVX2 (gemm::Form::words). The
-// weights are transformed anew in every call, a panel at a time: kept, they would take 50 bytes where they take 9.
+// Worth it where there is no instruction for dot products of bytes: plain AVX2. The weights are transformed anew in every
+// call, a panel at a time: kept, they would take 50 bytes where they take 9.
 #pragma once
 #include <cstdint>
 
@@ -44,6 +44,8 @@ struct Kernels {
   // v = B d B' for one tile: `from` has the 25 input positions, each with all channels. Points are those of a block.
   // Codes are taken exclusive-or `flip`, less `zero_point`.
   void (*input)(const uint8_t* const (&from)[kPoints], int64_t channels, uint8_t flip, int16_t zero_point, int16_t* v);
+  // A panel of Form::quads as Form::words has it.
+  void (*restore_words)(const gemm::Packed& packed, int64_t panel, int8_t* words);
   // u = G g G' for a panel of Form::words, whose kernel lines are `line` codes long: u[point][channels / 2][16][2].
   void (*weights)(const int8_t* panel, int64_t channels, int64_t line, int16_t* u);
   // m[point][tiles][16] of a block: v[point][kBlock][channels].
@@ -54,6 +56,9 @@ struct Kernels {
                  const gemm::Packed& packed, const gemm::Epilogue& epilogue);
 };
 Kernels kernels_avx2();
+
+// Whether weights of this size can be used here.
+bool fits(const WeightSize& size);
 
 // Whether a convolution with these packed weights is computed here: it can be, and it is less work.
 bool chosen(const Geometry& geometry, const gemm::Packed& packed, const int32_t* weight_zero_point);

@@ -193,7 +193,7 @@ void output(const int32_t* m, int64_t tiles, const Place* places, int64_t out_wi
 
 }  // namespace
 
-Kernels kernels_avx2() { return {input, weights, multiply, output}; }
+Kernels kernels_avx2() { return {input, gemm::restore_words_avx2, weights, multiply, output}; }
 
 }  // namespace zeropoint::conv::winograd
 #endif

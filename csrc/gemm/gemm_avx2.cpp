@@ -348,14 +348,26 @@ Transposed transpose_rows(const Job& job, int64_t row, int64_t count) {
   return to;
 }
 
-// The products of one column's outliers, for all rows. The list is read from packed bytes, so every index is checked.
+// The outliers of one column. The lists are read from packed bytes, so every index is checked, here and where a pair is used.
+struct Outliers {
+  const Outlier *begin, *end;
+
+  Outliers(const Packed& packed, int64_t column) {
+    const auto at = [&](uint32_t index) {
+      return packed.outliers + (index < packed.outlier_count ? index : packed.outlier_count);
+    };
+    begin = at(packed.outlier_begin[column]), end = at(packed.outlier_begin[column + 1]);
+  }
+};
+
+// Their products, for all rows.
 template <int kGroups>
-void add_outliers(const Outlier* outlier, const Outlier* end, const Transposed& rows, int32_t* sums) {
+void add_outliers(const Outliers& outliers, const Transposed& rows, int32_t* sums) {
   __m256i sum[kGroups];
 #pragma GCC unroll 8
   for (int g = 0; g < kGroups; ++g) sum[g] = _mm256_setzero_si256();
   const auto pairs = static_cast<uint32_t>(rows.pairs);
-  for (; outlier < end; ++outlier) {
+  for (const Outlier* outlier = outliers.begin; outlier < outliers.end; ++outlier) {
     if (outlier->pair >= pairs) continue;
     const __m256i values = broadcast(outlier->values);
     const int16_t* codes = rows.pair(outlier->pair);
@@ -367,7 +379,7 @@ void add_outliers(const Outlier* outlier, const Outlier* end, const Transposed& 
   for (int g = 0; g < kGroups; ++g) _mm256_store_si256(reinterpret_cast<__m256i*>(sums + 8 * g), sum[g]);
 }
 
-using AddOutliers = void (*)(const Outlier*, const Outlier*, const Transposed&, int32_t*);
+using AddOutliers = void (*)(const Outliers&, const Transposed&, int32_t*);
 constexpr AddOutliers kAddOutliers[kQuadBlock / 8 + 1] = {
     nullptr,         add_outliers<1>, add_outliers<2>, add_outliers<3>,
     add_outliers<4>, add_outliers<5>, add_outliers<6>, add_outliers<7>};
@@ -398,15 +410,9 @@ void start_tile(const Packed& packed, int64_t n, int64_t rows, const Transposed*
     return;
   }
   alignas(32) int32_t sums[8][kQuadBlock];
-  const auto at = [&](int64_t column) {
-    return packed.outliers + (packed.outlier_begin[column] < packed.outlier_count ? packed.outlier_begin[column]
-                                                                                  : packed.outlier_count);
-  };
   for (int h = 0; h < 2; ++h) {
-    for (int64_t c = 0; c < 8; ++c) {
-      const int64_t column = n + 8 * h + c;
-      kAddOutliers[transposed->groups](at(column), at(column + 1), *transposed, sums[c]);
-    }
+    for (int64_t c = 0; c < 8; ++c)
+      kAddOutliers[transposed->groups](Outliers(packed, n + 8 * h + c), *transposed, sums[c]);
     for (int64_t group = 0; group < transposed->groups; ++group) {
       __m256i block[8];
       for (int c = 0; c < 8; ++c) block[c] = _mm256_load_si256(reinterpret_cast<const __m256i*>(sums[c] + 8 * group));
@@ -509,6 +515,30 @@ void run_words(const Job& job) {
 }
 
 }  // namespace
+
+void restore_words_avx2(const Packed& packed, int64_t panel, int8_t* words) {
+  constexpr int64_t kPair = 2 * kPanel;  // bytes
+  const int8_t* from = packed.panel(panel);
+  const __m256i pairs_apart = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
+                                               0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  const int64_t pairs = padded_depth(packed.k) / 2;
+  for (int64_t pair = 0; pair < pairs; pair += 2, from += kStep)
+    for (int h = 0; h < 2; ++h) {
+      const __m256i codes = _mm256_shuffle_epi8(load(from + 32 * h), pairs_apart);
+      const __m256i in_order = _mm256_permute4x64_epi64(codes, _MM_SHUFFLE(3, 1, 2, 0));
+      int8_t* to = words + pair * kPair + 16 * h;
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(in_order));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + kPair), _mm256_extracti128_si256(in_order, 1));
+    }
+  for (int64_t c = 0; packed.outlier_begin && c < kPanel; ++c) {
+    const Outliers cuts(packed, panel * kPanel + c);
+    for (const Outlier* cut = cuts.begin; cut < cuts.end; ++cut) {
+      if (cut->pair >= pairs) continue;
+      int8_t* pair = words + cut->pair * kPair + 2 * c;
+      for (int j = 0; j < 2; ++j) pair[j] = static_cast<int8_t>(pair[j] + cut->values[j]);
+    }
+  }
+}
 
 void run_avx2(const Job& job) {
   if (job.packed->form == Form::quads)

@@ -147,8 +147,8 @@ int64_t tile_rows(const Packed& packed);
 int64_t block_rows(const Packed& packed);
 
 // Memory of the calling thread that lasts until its next call with the same slot: rows that a caller of `run` gathers,
-// rows that a kernel widens, per-column arrays, and what other families need.
-enum class Scratch { rows, words, columns, tile, layout, count_ };
+// rows that a kernel widens, a panel of weights, per-column arrays, and what other families need.
+enum class Scratch { rows, words, panel, columns, tile, layout, count_ };
 void* thread_scratch(Scratch slot, size_t bytes);
 
 // Whether `isa` gives the same integers as the portable kernels on a small problem of worst cases.

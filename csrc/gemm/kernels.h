@@ -21,6 +21,9 @@ struct Job {
 void store_tile_portable(const int32_t* tile, int64_t tile_stride, int64_t row, int64_t rows, int64_t column,
                          int64_t columns, const Packed& packed, const Epilogue& epilogue);
 
+// A panel of the avx2 kernel's Form::quads as Form::words has it, with what was cut off: [K/2][16][2].
+void restore_words_avx2(const Packed& packed, int64_t panel, int8_t* words);
+
 void run_portable(const Job& job);
 void run_avx2(const Job& job);
 void run_avx_vnni(const Job& job);

@@ -1,4 +1,5 @@
 // Convolution against seven plain loops.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -65,6 +66,9 @@ const Shape kShapes[] = {
     {"3d, taps apart, no border", 1, 1, 8, 5, {{7, 2, 1, 3}, {6, 2, 1, 2}, {5, 3}}},
     {"3x3 of 16 channels", 2, 1, 16, 40, {{}, {14, 3, 1, 1, 1, 1}, {13, 3, 1, 1, 1, 1}}},
     {"3x3 of 48 channels, several blocks", 3, 1, 48, 18, {{}, {17, 3, 1, 1, 1, 1}, {16, 3, 1, 1, 0, 2}}},
+    {"3x3 of 16 channels, 70 columns", 1, 1, 16, 70, {{}, {13, 3, 1, 1, 1, 1}, {9, 3, 1, 1, 1, 1}}},
+    {"3x3 stride, 70 columns", 1, 1, 16, 70, {{}, {15, 3, 2, 1, 1, 1}, {14, 3, 2, 1, 1, 1}}},
+    {"1x1 of 68, 70 columns", 1, 1, 68, 70, {{}, {9, 1}, {7, 1}}},
     {"3x3 of 32 channels, no border", 1, 1, 32, 16, {{}, {9, 3}, {11, 3}}},
     {"3x3, padding beyond the kernel", 1, 1, 16, 3, {{}, {4, 3, 1, 1, 4, 5}, {3, 3, 1, 1, 6, 2}}},
     {"3x3 as deep as words go", 1, 1, 1792, 2, {{}, {6, 3, 1, 1, 1, 1}, {6, 3, 1, 1, 1, 1}}},
@@ -99,12 +103,20 @@ struct Data {
   std::vector<int32_t> weight_zero_points;
   std::vector<float> multiplier, offset;
 
-  Data(const Shape& shape, Random& random, bool with_sign, bool extreme) : g(shape.geometry()), x_signed(with_sign) {
+  // Weights of either kind that trained and untrained networks have, or the worst ones.
+  enum Weights { uniform, bell, lowest };
+
+  Data(const Shape& shape, Random& random, bool with_sign, Weights kind) : g(shape.geometry()), x_signed(with_sign) {
     zero_point = static_cast<int32_t>(random.between(0, 255)) - (with_sign ? 128 : 0);
     const auto& w = g.weight;
     x = random.codes<uint8_t>(g.batch * g.in_positions() * w.in_channels(), 0, 255);
-    weight = random.codes<int8_t>(w.out_channels * w.depth(), -128, extreme ? -128 : 127);
-    if (extreme) std::fill(x.begin(), x.end(), with_sign ? 127 : 255), zero_point = with_sign ? -128 : 0;
+    weight = random.codes<int8_t>(w.out_channels * w.depth(), -128, kind == lowest ? -128 : 127);
+    for (int8_t& code : weight) {
+      int64_t sum = 0;
+      for (int i = 0; kind == bell && i < 12; ++i) sum += random.between(-19, 19);
+      if (kind == bell) code = static_cast<int8_t>(std::clamp<int64_t>(sum, -128, 127));
+    }
+    if (kind == lowest) std::fill(x.begin(), x.end(), with_sign ? 127 : 255), zero_point = with_sign ? -128 : 0;
     weight_zero_points = random.codes<int32_t>(w.out_channels, -128, 127);
     multiplier = random.reals<float>(w.out_channels, 1e-4, 2e-3);
     offset = random.reals<float>(w.out_channels, -50, 50);
@@ -170,7 +182,7 @@ ZEROPOINT_TEST(conv_shapes) {
   for (const Shape& shape : kShapes)
     for (int variant = 0; variant < 8; ++variant) {
       const bool x_signed = variant & 1, shifted = variant & 2, with_offset = variant & 4;
-      const Data data(shape, random, x_signed, false);
+      const Data data(shape, random, x_signed, (variant ^ variant >> 1) & 1 ? Data::bell : Data::uniform);
       const Requantize to = data.requantize(with_offset, x_signed != with_offset);
       const auto packed = conv::pack(isa, data.weight.data(), data.g.weight, in_parts());
       const auto expected = data.expected(shifted, with_offset, to);
@@ -184,7 +196,7 @@ ZEROPOINT_TEST(conv_worst_magnitudes) {
   Random random(12);
   for (const Shape& shape : kShapes)
     for (bool x_signed : {false, true}) {
-      const Data data(shape, random, x_signed, true);
+      const Data data(shape, random, x_signed, Data::lowest);
       const Requantize to = data.requantize(true, true);
       for (bool shifted : {false, true})
         check_equal(data.run(isa, shifted, to, {}), data.expected(shifted, true, to), shape.name);
@@ -195,7 +207,7 @@ ZEROPOINT_TEST(conv_steps_that_are_no_numbers) {
   Random random(13);
   for (const Shape& shape : kShapes) {
     if (shape.batch != 1) continue;
-    Data data(shape, random, false, false);
+    Data data(shape, random, false, Data::bell);
     data.multiplier[0] = std::numeric_limits<float>::infinity();
     data.multiplier.back() = std::numeric_limits<float>::quiet_NaN();
     data.offset[0] = -std::numeric_limits<float>::infinity();
@@ -208,7 +220,7 @@ ZEROPOINT_TEST(conv_steps_that_are_no_numbers) {
 ZEROPOINT_TEST(conv_damaged_bytes) {
   Random random(14);
   for (const Shape& shape : kShapes) {
-    const Data data(shape, random, false, false);
+    const Data data(shape, random, false, Data::bell);
     if (data.x.size() > 2000) continue;
     const Requantize to = data.requantize(false, false);
     const auto expected = data.expected(false, false, to);
