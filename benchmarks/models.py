@@ -1,6 +1,7 @@
 """ResNet-18 and MobileNetV2 with random weights, written for eager quantization. Only their speed is of interest.
 
-K. He et al., "Deep residual learning", 2015; M. Sandler et al., "MobileNetV2", 2018.
+K. He et al., "Deep residual learning", 2015; M. Sandler et al., "MobileNetV2", 2018. Convolutions start as these papers'
+do, normally distributed, which is nearer to trained weights than PyTorch's own, uniform start.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Unit(nn.Sequential):
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+        nn.init.kaiming_normal_(self.conv.weight, mode="fan_out", nonlinearity="relu")
         self.bn = nn.BatchNorm2d(outputs)
         if relu:
             self.relu = relu()

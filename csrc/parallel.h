@@ -3,6 +3,8 @@
 // The kernels take a `const Parallel&`. Inside torch it runs on torch's own pool
 // (csrc/torch/common.h); in a plain test program `Parallel::serial()` runs in place.
 #pragma once
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 
@@ -29,6 +31,19 @@ struct Parallel {
     using Fn = std::remove_reference_t<F>;
     run(begin, end, grain, [](int64_t b, int64_t e, void* context) { (*static_cast<Fn*>(context))(b, e); },
         const_cast<void*>(static_cast<const void*>(&f)));
+  }
+
+  // The same in more and shorter ranges, which threads take as they come free: one that others slow down holds up none.
+  // For work whose result does not depend on where ranges end.
+  template <class F>
+  void for_shares(int64_t begin, int64_t end, int64_t grain, F&& f) const {
+    constexpr int64_t kSharesPerThread = 4;
+    if (threads <= 1 || end - begin <= grain) return for_range(begin, end, grain, f);
+    const int64_t shares = kSharesPerThread * threads, share = std::max(grain, (end - begin + shares - 1) / shares);
+    std::atomic<int64_t> next{begin};
+    for_range(0, threads, 1, [&](int64_t, int64_t) {
+      for (int64_t at = next.fetch_add(share); at < end; at = next.fetch_add(share)) f(at, std::min(at + share, end));
+    });
   }
 };
 

@@ -112,7 +112,7 @@ void run_walked(const Products& products, const Strips& strips, const Geometry& 
   const int64_t rows = g.batch * g.out_positions(), count = (rows + strips.rows() - 1) / strips.rows();
   const Split split(g.weight.group_columns(), count % parallel.threads == 0 ? 1 : parallel.threads);
   const int64_t grain = grain_of(strips.rows() * split.part * depth * g.weight.groups);
-  parallel.for_range(0, count * split.parts, grain, [&](int64_t item, int64_t item_end) {
+  parallel.for_shares(0, count * split.parts, grain, [&](int64_t item, int64_t item_end) {
     std::vector<int64_t> offsets(static_cast<size_t>(strips.rows()));
     const gemm::Walk walk = strips.walk(offsets.data());
     int64_t prepared = -1;
@@ -140,7 +140,7 @@ void run_rows(const Products& products, const gemm::Packed& packed, const Geomet
   const int64_t tiles = (rows + tile - 1) / tile;
   const Split split(size.group_columns(), in_place && tiles < 4 * parallel.threads ? parallel.threads : 1);
   const int64_t grain = grain_of(tile * split.part * packed.k);
-  parallel.for_range(0, size.groups * split.parts * tiles, grain, [&](int64_t item, int64_t item_end) {
+  parallel.for_shares(0, size.groups * split.parts * tiles, grain, [&](int64_t item, int64_t item_end) {
     while (item < item_end) {
       // Rows that lie side by side in memory go to the kernel together.
       const int64_t index = item / tiles, group = index / split.parts, part = index % split.parts;

@@ -245,7 +245,7 @@ void run(Form form, const Geometry& g, const uint8_t* x, bool x_signed, int32_t 
   const int64_t rows = g.out[0] * g.out[1];
   const int64_t work = std::max<int64_t>(1, range * size.taps() * widest(form));
   const int64_t grain = std::max<int64_t>(1, (int64_t{1} << 18) / work);
-  parallel.for_range(0, g.batch * block_count * ranges * rows, grain, [&](int64_t item, int64_t item_end) {
+  parallel.for_shares(0, g.batch * block_count * ranges * rows, grain, [&](int64_t item, int64_t item_end) {
     Ring ring(g, x, flip, static_cast<uint8_t>(za), positions, widest(form));
     std::vector<const uint8_t*> row_pointers(static_cast<size_t>(kernel.rows));
     while (item < item_end) {

@@ -50,7 +50,7 @@ class Convolution {
       for (int64_t i = 0; i < chunks; ++i) chunk(part_begin(i, chunks, tiles), part_begin(i + 1, chunks, tiles), parallel);
       return;
     }
-    parallel.for_range(0, chunks, 1, [&](int64_t i, int64_t end) {
+    parallel.for_shares(0, chunks, 1, [&](int64_t i, int64_t end) {
       for (; i < end; ++i)
         chunk(part_begin(i, chunks, tiles), part_begin(i + 1, chunks, tiles), Parallel::serial());
     });
@@ -68,7 +68,7 @@ class Convolution {
     const int64_t block_words = kPoints * input_plane(channels_);
     auto* v = scratch<int16_t>(gemm::Scratch::rows, blocks * block_words);
     std::vector<Place> places(static_cast<size_t>(count));
-    parallel.for_range(0, count, kBlock / 4, [&](int64_t i, int64_t stop) {
+    parallel.for_shares(0, count, kBlock / 4, [&](int64_t i, int64_t stop) {
       for (; i < stop; ++i) {
         int16_t* to = v + i / kBlock * block_words + i % kBlock * channels_;
         places[static_cast<size_t>(i)] = transform(first + i, to);
@@ -76,7 +76,7 @@ class Convolution {
     });
     const int64_t panels = gemm::padded_columns(packed_.n) / kPanel;
     const int64_t parts = panels >= parallel.threads ? 1 : std::min<int64_t>(blocks, parallel.threads);
-    parallel.for_range(0, panels * parts, 1, [&](int64_t item, int64_t item_end) {
+    parallel.for_shares(0, panels * parts, 1, [&](int64_t item, int64_t item_end) {
       auto* u = scratch<int16_t>(gemm::Scratch::words, kPoints * weight_plane(channels_));
       auto* sums = scratch<int32_t>(gemm::Scratch::tile, kPoints * kBlock * kPanel);
       for (; item < item_end; ++item) {

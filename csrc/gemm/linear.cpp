@@ -117,9 +117,12 @@ void multiply(const Layer& layer, int64_t m, double x_scale, double out_scale, c
   const int64_t row_units = (m + row_unit - 1) / row_unit, column_units = (weight.n + column_unit - 1) / column_unit;
   const int64_t work = m * weight.n * std::max<int64_t>(weight.k, 1);
   const int64_t threads = std::clamp<int64_t>(work / kWorkPerThread, 1, parallel.threads);
-  const Split split = choose_split(row_units, column_units, threads);
+  // Long work is cut into more parts than there are threads, as they do not always get on equally fast.
+  constexpr int64_t kLongWork = int64_t{1} << 24;
+  const int64_t parts = work / threads >= kLongWork ? 4 * threads : threads;
+  const Split split = choose_split(row_units, column_units, threads == 1 ? 1 : parts);
 
-  parallel.for_range(0, split.rows * split.columns, 1, [&](int64_t begin, int64_t end) {
+  parallel.for_shares(0, split.rows * split.columns, 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
       const int64_t i = part % split.rows, j = part / split.rows;
       const int64_t row_begin = part_begin(i, split.rows, row_units) * row_unit;
