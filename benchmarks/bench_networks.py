@@ -104,7 +104,7 @@ def _convolutional(
             for batch in (1, 8):
                 calls = {n: partial(call, pictures[:batch]) for n, call in here.items()}
                 case = f"{name}, batch {batch}, {SETTINGS.label(count)}"
-                suite.add(case, calls, {**facts, "batch": batch}, batch_seconds=0.2)
+                suite.add(case, calls, {**facts, "batch": batch}, batches=11, batch_seconds=0.12)
 
 
 def _minilm(suite: Suite) -> None:
@@ -138,4 +138,4 @@ def _minilm(suite: Suite) -> None:
                 inputs = [value.to(SETTINGS.device) for value in tokenize(texts[:batch])]
                 calls = {name: partial(network, *inputs) for name, network in networks.items()}
                 case = f"MiniLM dynamic, {batch} text(s), {SETTINGS.label(count)}"
-                suite.add(case, calls, {"threads": count, "batch": batch}, batch_seconds=0.2)
+                suite.add(case, calls, {"threads": count, "batch": batch}, batches=11, batch_seconds=0.12)

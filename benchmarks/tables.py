@@ -1,34 +1,69 @@
-"""``python -m benchmarks.tables``: writes docs/benchmarks.md from the files in ``results``; ``--check`` compares."""
+"""``python -m benchmarks.tables``: writes docs/benchmarks*.md from the files in ``results``; ``--check`` compares."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import OURS, RESULTS, duration
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parent.parent / "docs"
 COMPILED = f"{OURS}, compiled"
 SUITES = ("networks", "linear", "conv", "recurrent", "scaling", "elementwise", "fake_quantize")
-HEAD = """# Benchmarks
+HEAD = """# Benchmarks, {title}
 
-Written by `python -m benchmarks.tables` from `benchmarks/results`; `make bench` measures anew. Every number is the best
+Written by `python -m benchmarks.tables` from `benchmarks/{folder}`; {how} measures anew. Every number is the best
 of many runs, all peers of a row in turn in one run. Times on shared machines are noisy: read ratios. A peer's cell
 gives its time, and how many times ours it is (compiled, where networks are): above 1 we are faster.
+
+{more}
 """
 
 
-def page() -> str:
-    """The whole page, from the results that there are."""
-    parts = [HEAD]
-    for name in SUITES:
-        file = RESULTS / f"{name}.json"
-        if file.exists():
-            parts.append(_section(json.loads(file.read_text()), name))
-    return "\n".join(parts)
+@dataclass(frozen=True)
+class Page:
+    """One kind of processor: its page, the folder of its results, and what else its head says."""
+
+    file: str
+    folder: Path
+    title: str
+    how: str
+    more: str
+
+    @property
+    def text(self) -> str:
+        """The whole page, from the results that there are."""
+        folder = self.folder.relative_to(RESULTS.parent).as_posix()
+        parts = [HEAD.format(title=self.title, folder=folder, how=self.how, more=self.more)]
+        for name in SUITES:
+            file = self.folder / f"{name}.json"
+            if file.exists():
+                parts.append(_section(json.loads(file.read_text()), f"{folder}/{name}"))
+        return "\n".join(parts)
+
+
+PAGES = (
+    Page(
+        "benchmarks.md",
+        RESULTS,
+        "AVX-512 VNNI",
+        "`make bench`",
+        "A processor with AVX2 only is in [benchmarks-avx2.md](benchmarks-avx2.md).",
+    ),
+    Page(
+        "benchmarks-avx2.md",
+        RESULTS / "avx2",
+        "AVX2",
+        "`python -m benchmarks --results benchmarks/results/avx2`",
+        "The peers' int8 kernels for such a processor add two products in 16 bits and saturate: "
+        "their codes, and so their predictions, can differ from the exact ones. Ours do not.\n\n"
+        "A processor with AVX-512 VNNI is in [benchmarks.md](benchmarks.md).",
+    ),
+)
 
 
 def _section(report: dict[str, Any], name: str) -> str:
@@ -53,7 +88,7 @@ def _section(report: dict[str, Any], name: str) -> str:
         ours = best.get(COMPILED, best[OURS])
         cells = [_cell(best.get(peer), ours, peer) for peer in peers]
         lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
-    lines += ["", *_means(rows, peers), "", f"![{report['title']}](../benchmarks/results/{name}.png)", ""]
+    lines += ["", *_means(rows, peers), "", f"![{report['title']}](../benchmarks/{name}.png)", ""]
     return "\n".join(lines)
 
 
@@ -85,14 +120,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if the page is not what the results give")
     check = parser.parse_args().check
-    text = page()
-    if check:
-        if PAGE.read_text() != text:
-            print(f"{PAGE.name} is not what the results give: run `python -m benchmarks.tables`")
-            return 1
-        return 0
-    PAGE.write_text(text)
-    print(f"written: {PAGE}")
+    for page in PAGES:
+        file = DOCS / page.file
+        if check:
+            if not file.exists() or file.read_text() != page.text:
+                print(f"{page.file} is not what the results give: run `python -m benchmarks.tables`")
+                return 1
+        else:
+            file.write_text(page.text)
+            print(f"written: {file}")
     return 0
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import zeropoint as zp
+from zeropoint import backends
 from zeropoint.ao import quantization as aq
 from zeropoint.ao.nn.quantized import FloatFunctional
 from zeropoint.ao.quantization._learnable_fake_quantize import _LearnableFakeQuantize
@@ -37,9 +38,15 @@ def nodes(path: object) -> list[str]:
     return [node.op_type for node in onnx.load(str(path)).graph.node]
 
 
+HAS_DOT_PRODUCTS = any("vnni" in level or "neon" in level for level in backends.describe()["available"])
+
+
 def run(path: object, x: Tensor, optimized: bool = True) -> list[Tensor]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    if not HAS_DOT_PRODUCTS:  # without them the runtime's integer kernels saturate
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        options.add_session_config_entry("session.x64quantprecision", "1")
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

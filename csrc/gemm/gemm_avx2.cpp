@@ -18,6 +18,7 @@ constexpr int64_t kQuadRows = 4;
 constexpr int64_t kQuadBlock = 56;  // rows whose outliers are added together
 constexpr int64_t kWordRows = 6;
 constexpr int64_t kCrossedRows = 4;
+constexpr int64_t kWeightsAhead = 2048;  // bytes that are prefetched where few rows make little of the weights
 constexpr int64_t kCrossedLeast = 64;  // codes of a row, and columns: from there on its sum of products is worth it
 
 inline __m256i broadcast(const void* four_bytes) {
@@ -159,7 +160,8 @@ inline __attribute__((always_inline)) void multiply_words_tile(const Words& t, c
     int64_t at = kWalked ? t.segments[segment] : 0;
     const int64_t end = at + t.segment_codes;
     for (; at < end; at += kGroup, b += kStep) {
-      if (!kWalked) _mm_prefetch(t.a + Rows * (t.a_stride + at), _MM_HINT_T0);  // of the next rows
+      if (!kWalked && Rows > 2) _mm_prefetch(t.a + Rows * (t.a_stride + at), _MM_HINT_T0);  // of the next rows
+      if (Rows <= 2) _mm_prefetch(b + kWeightsAhead, _MM_HINT_T0);
 #pragma GCC unroll 2
       for (int pair = 0; pair < 2; ++pair) {
         const __m256i w0 = load_widened(b + pair * 32);

@@ -164,8 +164,8 @@ def test_quantization_aware_training() -> None:
         )
     expected = theirs(x)
     torch.testing.assert_close(ours(x), expected, rtol=0, atol=0.05 * float(expected.abs().max()))
-    a, b = OURS.q.convert(ours), torch_side().q.convert(theirs)
-    torch.testing.assert_close(a(x), b(x), rtol=0, atol=0.05 * float(expected.abs().max()))
+    # Converted, ours gives what theirs gave in training; theirs does so only where its kernels do not saturate.
+    torch.testing.assert_close(OURS.q.convert(ours)(x), expected, rtol=0, atol=0.05 * float(expected.abs().max()))
 
 
 def names_of(module: ModuleType) -> set[str]:
