@@ -1,7 +1,7 @@
 """ResNet-18 and MobileNetV2 with random weights, written for eager quantization. Only their speed is of interest.
 
-K. He et al., "Deep residual learning", 2015; M. Sandler et al., "MobileNetV2", 2018. Convolutions start as in the first:
-normally distributed, which is nearer to trained weights than PyTorch's own, uniform start.
+K. He et al., "Deep residual learning", 2015; M. Sandler et al., "MobileNetV2", 2018. Convolutions start as in the
+first: normally distributed, which is nearer to trained weights than PyTorch's own, uniform start.
 """
 
 from __future__ import annotations
