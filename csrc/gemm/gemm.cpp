@@ -250,6 +250,7 @@ bool view(const uint8_t* bytes, int64_t length, Isa isa, int64_t n, int64_t k, P
   out->outlier_count = header.outliers;
   out->outlier_begin = nullptr;
   out->outliers = nullptr;
+  out->unpacked = nullptr;
   if (header.outliers > 0) {
     out->outlier_begin = reinterpret_cast<const uint32_t*>(bytes + at.outlier_begin);
     out->outliers = reinterpret_cast<const Outlier*>(bytes + at.outliers);

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kStep = kGroup * kPanel;  // bytes of a panel for one group of k
 constexpr int64_t kQuadRows = 4;
+constexpr int64_t kFewRows = 8;     // for fewer of them outliers do not pay
 constexpr int64_t kQuadBlock = 56;  // rows whose outliers are added together
 constexpr int64_t kWordRows = 6;
 constexpr int64_t kCrossedRows = 4;
@@ -516,6 +517,63 @@ void run_words(const Job& job) {
   }
 }
 
+// Sums of four columns, one a lane, from the eight lanes of each.
+inline __m128i sum_lanes(const __m256i (&columns)[4]) {
+  const __m256i pairs = _mm256_hadd_epi32(columns[0], columns[1]), others = _mm256_hadd_epi32(columns[2], columns[3]);
+  const __m256i halves = _mm256_hadd_epi32(pairs, others);
+  return _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+}
+
+// Rows of widened codes times four columns of weights as they were before packing: sums at `tile`, a panel a row.
+template <int Rows>
+void multiply_columns(const int16_t* a, int64_t a_stride, const int8_t* const (&columns)[4], int64_t depth, int32_t* tile) {
+  __m256i sums[Rows][4];
+#pragma GCC unroll 3
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) sums[r][c] = _mm256_setzero_si256();
+  int64_t k = 0;
+  for (; k + 16 <= depth; k += 16)
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+      const __m256i w = load_widened(columns[c] + k);
+#pragma GCC unroll 3
+      for (int r = 0; r < Rows; ++r)
+        accumulate(sums[r][c], _mm256_madd_epi16(w, load(reinterpret_cast<const int8_t*>(a + r * a_stride + k))));
+    }
+#pragma GCC unroll 3
+  for (int r = 0; r < Rows; ++r) {
+    alignas(16) int32_t out[4];
+    _mm_store_si128(reinterpret_cast<__m128i*>(out), sum_lanes(sums[r]));
+    for (int64_t i = k; i < depth; ++i)
+      for (int c = 0; c < 4; ++c) out[c] += a[r * a_stride + i] * columns[c][i];
+    std::memcpy(tile + r * kPanel, out, sizeof out);
+  }
+}
+
+using MultiplyColumns = void (*)(const int16_t*, int64_t, const int8_t* const (&)[4], int64_t, int32_t*);
+constexpr int64_t kColumnRows = 3;
+constexpr MultiplyColumns kMultiplyColumns[kColumnRows + 1] = {nullptr, multiply_columns<1>, multiply_columns<2>,
+                                                               multiply_columns<3>};
+
+void run_few(const Job& job) {
+  const Packed& packed = *job.packed;
+  const int64_t stride = padded_depth(packed.k) + 36;
+  const int16_t* a = widened(job, stride).rows;
+  alignas(32) int32_t tile[kFewRows * kPanel] = {};
+  for (int64_t n = job.n_begin; n < job.n_end; n += kPanel) {
+    const int64_t present = job.n_end - n < kPanel ? job.n_end - n : kPanel;
+    for (int64_t c = 0; c < present; c += 4) {
+      const int8_t* columns[4];  // one that is not there is the last that is
+      for (int64_t i = 0; i < 4; ++i) columns[i] = packed.unpacked + (n + (c + i < present ? c + i : present - 1)) * packed.k;
+      for (int64_t row = 0; row < job.m; row += kColumnRows)
+        kMultiplyColumns[job.m - row < kColumnRows ? job.m - row : kColumnRows](a + row * stride, stride, columns, packed.k,
+                                                                               tile + row * kPanel + c);
+    }
+    store_panel(tile, 0, job.m, n, present, packed, *job.epilogue);
+  }
+}
+
 }  // namespace
 
 void restore_words_avx2(const Packed& packed, int64_t panel, int8_t* words) {
@@ -543,7 +601,9 @@ void restore_words_avx2(const Packed& packed, int64_t panel, int8_t* words) {
 }
 
 void run_avx2(const Job& job) {
-  if (job.packed->form == Form::quads)
+  if (job.packed->outlier_begin && job.packed->unpacked && job.m < kFewRows && !job.walk)
+    run_few(job);
+  else if (job.packed->form == Form::quads)
     run_quads(job);
   else
     run_words(job);

@@ -66,6 +66,8 @@ struct Packed {
   const uint32_t* outlier_begin = nullptr;  // [padded_columns(n) + 1], or null if there are none
   const Outlier* outliers = nullptr;
   int64_t outlier_count = 0;
+  // The weights as they were, dense rows, or null. Where there are, few rows do without outliers, which pay beside many.
+  const int8_t* unpacked = nullptr;
 
   int64_t panel_bytes() const { return padded_depth(k) * kPanel; }
   const int8_t* panel(int64_t index) const { return panels + index * panel_bytes(); }

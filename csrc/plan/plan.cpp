@@ -212,6 +212,7 @@ void linear(Reader& in, const Parallel& parallel) {
                           &layer.weight),
                "linear: the weight cannot be packed");
   }
+  layer.weight.unpacked = reinterpret_cast<const int8_t*>(weight);
   gemm::linear(layer, call, parallel);
 }
 

@@ -108,7 +108,7 @@ void check_run(const Packed& packed, const Problem& p, Epilogue ep, int64_t n_be
 }
 
 void check_all_outputs(Isa isa, Random& random, Weights kind, int64_t m, int64_t n, int64_t k,
-                       gemm::Purpose purpose = gemm::Purpose::any) {
+                       gemm::Purpose purpose = gemm::Purpose::any, bool keep_unpacked = false) {
   const Problem p(random, kind, m, n, k);
   const auto bytes = gemm::pack(isa, p.weight.data(), k, n, k, in_parts(), purpose);
   Packed packed;
@@ -116,6 +116,7 @@ void check_all_outputs(Isa isa, Random& random, Weights kind, int64_t m, int64_t
   const bool fits = gemm::view(bytes.data(), static_cast<int64_t>(bytes.size()), isa, n, k, &packed);
   ZEROPOINT_CHECK(fits, where);
   if (!fits) return;
+  if (keep_unpacked) packed.unpacked = p.weight.data();
   const int64_t n_begin = n > 32 && random.between(0, 1) ? 16 : 0;
   for (bool shifted : {false, true}) {
     Epilogue ep = p.epilogue(shifted, random.between(0, 1) == 1);
@@ -158,7 +159,9 @@ ZEROPOINT_TEST(gemm_packed_for_many_rows) {
   Random random(7);
   for (int64_t m : {1, 4, 7, 8, 49, 56, 57, 130})
     for (int64_t n : {64, 87})
-      for (int64_t k : {64, 69, 300}) check_all_outputs(isa, random, Weights::bell, m, n, k, gemm::Purpose::many_rows);
+      for (int64_t k : {64, 69, 300})
+        for (bool keep_unpacked : {false, true})
+          check_all_outputs(isa, random, Weights::bell, m, n, k, gemm::Purpose::many_rows, keep_unpacked);
   check_all_outputs(isa, random, Weights::bell, 9, 70, gemm::kMaxNarrowDepth, gemm::Purpose::many_rows);
 }
 

@@ -98,8 +98,12 @@ void prepare(Operands& operands, const Tensor& weight, const Tensor& weight_scal
 
   const Isa isa = active_isa();
   if (packed.has_value() && packed->is_cpu() && packed->scalar_type() == ScalarType::Byte && packed->is_contiguous() &&
-      gemm::view(static_cast<const uint8_t*>(packed->const_data_ptr()), packed->numel(), isa, n, k, &layer.weight))
+      gemm::view(static_cast<const uint8_t*>(packed->const_data_ptr()), packed->numel(), isa, n, k, &layer.weight)) {
+    if (layer.weight.outlier_begin == nullptr) return;
+    operands.weight = contiguous_of(weight);
+    layer.weight.unpacked = static_cast<const int8_t*>(operands.weight.const_data_ptr());
     return;
+  }
   operands.weight = contiguous_of(weight);
   operands.packed_now = gemm::pack(isa, static_cast<const int8_t*>(operands.weight.const_data_ptr()), k, n, k, parallel);
   const bool fits = gemm::view(operands.packed_now.data(), static_cast<int64_t>(operands.packed_now.size()), isa, n, k,
@@ -134,7 +138,8 @@ Tensor linear_pack(const Tensor& weight) {
   const Tensor dense = contiguous_of(weight);
   const int64_t n = weight.size(0), k = weight.size(1);
   const std::vector<uint8_t> bytes =
-      gemm::pack(active_isa(), static_cast<const int8_t*>(dense.const_data_ptr()), k, n, k, torch_parallel());
+      gemm::pack(active_isa(), static_cast<const int8_t*>(dense.const_data_ptr()), k, n, k, torch_parallel(),
+                 gemm::Purpose::many_rows);
   const Tensor packed = torch::stable::new_empty(weight, {static_cast<int64_t>(bytes.size())}, ScalarType::Byte);
   std::memcpy(packed.mutable_data_ptr(), bytes.data(), bytes.size());
   return packed;
