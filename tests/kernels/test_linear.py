@@ -170,6 +170,13 @@ def test_weights_around_zero(isa: str, spread: int) -> None:
     check(replace(case, weight=(torch.randn(70, 300) * spread).round().clamp(-128, 127).to(torch.int8)))
 
 
+@pytest.mark.parametrize("m", [1, 2, 7, 8, 57])
+def test_weights_spread_as_trained_ones(isa: str, m: int) -> None:
+    """A form of packed weights for them serves many rows; few rows read the weights themselves."""
+    case = random_case(m, 75, 130, m % 2 == 1, per_channel=True, shifted=m == 8, bias=True)
+    check(replace(case, weight=(torch.randn(75, 130) * 38).round().clamp(-128, 127).to(torch.int8)))
+
+
 def test_sums_beyond_32_bits(isa: str) -> None:
     k = 70_000
     case = Case(
