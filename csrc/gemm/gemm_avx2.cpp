@@ -91,7 +91,7 @@ struct Operands {
     Operands rest = *this;
     if (offsets) rest.offsets += row;
     else rest.a += row * a_stride;
-    rest.row_products += row;
+    if (row_products) rest.row_products += row;
     return rest;
   }
 
