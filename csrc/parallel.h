@@ -10,6 +10,9 @@
 
 namespace zeropoint {
 
+// Where part `index` of `parts` of `count` things begins: parts as even as can be.
+constexpr int64_t part_begin(int64_t index, int64_t parts, int64_t count) { return index * count / parts; }
+
 struct Parallel {
   using Body = void (*)(int64_t begin, int64_t end, void* context);
 

@@ -1,7 +1,6 @@
 #include "conv/winograd.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 namespace zeropoint::conv::winograd {
@@ -19,8 +18,6 @@ Kernels kernels() {
   return {};
 #endif
 }
-
-int64_t part_begin(int64_t index, int64_t parts, int64_t count) { return index * count / parts; }
 
 class Convolution {
  public:

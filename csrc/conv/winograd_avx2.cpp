@@ -54,57 +54,53 @@ inline __attribute__((always_inline)) void transform_output(const __m256i (&m)[k
   y[2] = Longs::add(Longs::add(sum, twice<Longs>(m3)), m[4]);
 }
 
+// One transform down the columns of a square and then along its rows: from load(row, column) to store(row, column, value).
+template <int kFrom, int kTo, class Load, class Transform, class Store>
+inline __attribute__((always_inline)) void transform_square(Load&& load_at, Transform&& transform, Store&& store_at) {
+  __m256i half[kTo][kFrom];
+#pragma GCC unroll 5
+  for (int j = 0; j < kFrom; ++j) {
+    __m256i column[kFrom], done[kTo];
+#pragma GCC unroll 5
+    for (int i = 0; i < kFrom; ++i) column[i] = load_at(i, j);
+    transform(column, done);
+#pragma GCC unroll 5
+    for (int i = 0; i < kTo; ++i) half[i][j] = done[i];
+  }
+#pragma GCC unroll 5
+  for (int i = 0; i < kTo; ++i) {
+    __m256i done[kTo];
+    transform(half[i], done);
+#pragma GCC unroll 5
+    for (int j = 0; j < kTo; ++j) store_at(i, j, done[j]);
+  }
+}
+
 void input(const uint8_t* const (&from)[kPoints], int64_t channels, uint8_t flip, int16_t zero_point, int16_t* v) {
   const int64_t plane = input_plane(channels);
   const __m128i flips = _mm_set1_epi8(static_cast<char>(flip));
   const __m256i zero = _mm256_set1_epi16(zero_point);
   for (int64_t c = 0; c < channels; c += kChannelUnit, v += kChannelUnit) {
-    __m256i half[kIn][kIn];  // [row of B][column of d]
-#pragma GCC unroll 5
-    for (int j = 0; j < kIn; ++j) {
-      __m256i d[kIn], done[kIn];
-#pragma GCC unroll 5
-      for (int i = 0; i < kIn; ++i) {
-        const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from[i * kIn + j] + c));
-        d[i] = Words::sub(_mm256_cvtepu8_epi16(_mm_xor_si128(codes, flips)), zero);
-      }
-      transform_input(d, done);
-#pragma GCC unroll 5
-      for (int i = 0; i < kIn; ++i) half[i][j] = done[i];
-    }
-#pragma GCC unroll 5
-    for (int i = 0; i < kIn; ++i) {
-      __m256i done[kIn];
-      transform_input(half[i], done);
-#pragma GCC unroll 5
-      for (int j = 0; j < kIn; ++j) save(v + (i * kIn + j) * plane, done[j]);
-    }
+    transform_square<kIn, kIn>(
+        [&](int i, int j) __attribute__((always_inline)) {
+          const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from[i * kIn + j] + c));
+          return Words::sub(_mm256_cvtepu8_epi16(_mm_xor_si128(codes, flips)), zero);
+        },
+        transform_input,
+        [&](int i, int j, __m256i value) __attribute__((always_inline)) { save(v + (i * kIn + j) * plane, value); });
   }
 }
 
 void weights(const int8_t* panel, int64_t channels, int64_t line, int16_t* u) {
   const int64_t count = channels * kPanel, plane = weight_plane(channels);
   for (int64_t at = 0; at < count; at += 16) {
-    __m256i half[kIn][3];
-#pragma GCC unroll 3
-    for (int j = 0; j < 3; ++j) {
-      __m256i g[3], done[kIn];
-#pragma GCC unroll 3
-      for (int i = 0; i < 3; ++i) {
-        const int8_t* codes = panel + (i * line + j * channels) * kPanel + at;
-        g[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-      }
-      transform_weights(g, done);
-#pragma GCC unroll 5
-      for (int i = 0; i < kIn; ++i) half[i][j] = done[i];
-    }
-#pragma GCC unroll 5
-    for (int i = 0; i < kIn; ++i) {
-      __m256i done[kIn];
-      transform_weights(half[i], done);
-#pragma GCC unroll 5
-      for (int j = 0; j < kIn; ++j) save(u + (i * kIn + j) * plane + at, done[j]);
-    }
+    transform_square<3, kIn>(
+        [&](int i, int j) __attribute__((always_inline)) {
+          const int8_t* codes = panel + (i * line + j * channels) * kPanel + at;
+          return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+        },
+        transform_weights,
+        [&](int i, int j, __m256i value) __attribute__((always_inline)) { save(u + (i * kIn + j) * plane + at, value); });
   }
 }
 
@@ -140,24 +136,12 @@ void transform_sums(const int32_t* m, int64_t plane, int32_t (&sums)[kOut * kOut
   const __m256i inverse_of_9 = _mm256_set1_epi32(954437177);
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
-    __m256i half[kOut][kIn];
-#pragma GCC unroll 5
-    for (int j = 0; j < kIn; ++j) {
-      __m256i column[kIn], done[kOut];
-#pragma GCC unroll 5
-      for (int i = 0; i < kIn; ++i) column[i] = load(m + (i * kIn + j) * plane + 8 * h);
-      transform_output(column, done);
-#pragma GCC unroll 3
-      for (int i = 0; i < kOut; ++i) half[i][j] = done[i];
-    }
-#pragma GCC unroll 3
-    for (int i = 0; i < kOut; ++i) {
-      __m256i done[kOut];
-      transform_output(half[i], done);
-#pragma GCC unroll 3
-      for (int j = 0; j < kOut; ++j)
-        save(sums[i * kOut + j] + 8 * h, _mm256_srai_epi32(_mm256_mullo_epi32(done[j], inverse_of_9), 2));
-    }
+    transform_square<kIn, kOut>(
+        [&](int i, int j) __attribute__((always_inline)) { return load(m + (i * kIn + j) * plane + 8 * h); },
+        transform_output,
+        [&](int i, int j, __m256i value) __attribute__((always_inline)) {
+          save(sums[i * kOut + j] + 8 * h, _mm256_srai_epi32(_mm256_mullo_epi32(value, inverse_of_9), 2));
+        });
   }
 }
 

@@ -99,9 +99,6 @@ Split choose_split(int64_t row_units, int64_t column_units, int64_t threads) {
   return best;
 }
 
-// Part `index` of `parts` of `units` units, as even as units allow.
-int64_t part_begin(int64_t index, int64_t parts, int64_t units) { return index * units / parts; }
-
 // `rows(row, count, thread's memory)` gives the kernel's rows: their place and stride.
 struct Rows {
   const uint8_t* codes;

@@ -164,8 +164,10 @@ def test_quantization_aware_training() -> None:
         )
     expected = theirs(x)
     torch.testing.assert_close(ours(x), expected, rtol=0, atol=0.05 * float(expected.abs().max()))
-    # Converted, ours gives what theirs gave in training; theirs does so only where its kernels do not saturate.
-    torch.testing.assert_close(OURS.q.convert(ours)(x), expected, rtol=0, atol=0.05 * float(expected.abs().max()))
+    converted, bound = OURS.q.convert(ours)(x), 0.05 * float(expected.abs().max())
+    torch.testing.assert_close(converted, expected, rtol=0, atol=bound)
+    if any("vnni" in level or "neon" in level for level in zp.backends.describe()["available"]):  # or theirs saturates
+        torch.testing.assert_close(converted, torch_side().q.convert(theirs)(x), rtol=0, atol=bound)
 
 
 def names_of(module: ModuleType) -> set[str]:
