@@ -162,10 +162,19 @@ void run_rows(const Products& products, const gemm::Packed& packed, const Geomet
   });
 }
 
+// The form that kernel lines are laid out for: on avx2 words, where rounding lines up for quads costs more than words do.
+// So it is with three input channels.
+gemm::Form line_form(Isa isa, const WeightSize& size) {
+  const int64_t codes = size.kernel[2] * size.group_channels;
+  const auto rounded = [&](gemm::Form form) { return gemm::round_up(codes, gemm::walk_unit(isa, form)); };
+  if (isa != Isa::avx2 || 3 * rounded(gemm::Form::quads) < 4 * rounded(gemm::Form::words)) return gemm::Form::quads;
+  return gemm::Form::words;
+}
+
 }  // namespace
 
 int64_t line_codes(Isa isa, const WeightSize& size) {
-  const int64_t codes = size.kernel[2] * size.group_channels, unit = gemm::walk_unit(isa);
+  const int64_t codes = size.kernel[2] * size.group_channels, unit = gemm::walk_unit(isa, line_form(isa, size));
   return unit > 0 ? gemm::round_up(codes, unit) : codes;
 }
 
@@ -180,7 +189,9 @@ std::vector<std::vector<uint8_t>> pack(Isa isa, const int8_t* weight, const Weig
         matrix[static_cast<size_t>(n * rows + at)] = weight[(n * size.group_channels + c) * taps + t];
       }
   // Winograd's transforms start from words.
-  const auto purpose = winograd::fits(size) ? gemm::Purpose::any : gemm::Purpose::many_rows;
+  const auto purpose = line_form(isa, size) == gemm::Form::words ? gemm::Purpose::short_runs
+                       : winograd::fits(size)                    ? gemm::Purpose::any
+                                                                 : gemm::Purpose::many_rows;
   std::vector<std::vector<uint8_t>> groups;
   for (int64_t g = 0; g < size.groups; ++g)
     groups.push_back(gemm::pack(isa, matrix.data() + g * columns * rows, rows, columns, rows, parallel, purpose));
@@ -202,7 +213,7 @@ void run(const std::vector<gemm::Packed>& groups, const Geometry& g, const uint8
   bool in_place = !x_signed && g.weight.taps() == 1 && gemm::padded_depth(packed.k) == g.weight.group_channels;
   for (int i = 0; i < 3; ++i) in_place = in_place && g.stride[i] == 1 && g.padding[i] == 0 && g.in[i] == g.out[i];
   // A strip serves all groups, so their weights have to want codes of one size.
-  const int64_t unit = gemm::walk_unit(packed.isa), bytes = gemm::walk_bytes(packed);
+  const int64_t unit = gemm::walk_unit(packed.isa, packed.form), bytes = gemm::walk_bytes(packed);
   const bool alike = std::all_of(groups.begin(), groups.end(),
                                  [&](const gemm::Packed& group) { return gemm::walk_bytes(group) == bytes; });
   if (!in_place && unit > 0 && alike && weight_zero_point == nullptr && packed.k <= gemm::kMaxNarrowDepth &&

@@ -11,7 +11,8 @@
 //   Form::quads  T = 4 bytes:          vpdpbusd, weights int8 (all weight zero points 0)
 //   Form::pairs  T = 2 16-bit words:   vpmaddwd, weights int16, weight - zero point
 //   Form::single T = 1:                portable, weights int16, weight - zero point
-// A kernel of one row has its columns take the place of rows (R = KW, KW = 1), or most lanes would be empty.
+// A kernel of one row has its columns take the place of rows (R = KW, KW = 1), or most lanes would be empty. Where T = 2 and
+// R is odd, the taps of the last row are paired along it: those of columns k and k + 1, for even k; of odd k none is left.
 //
 // Packed weights of a block of W channels: [KW][groups][W lanes][T]. Lanes are in the order in which unpacking bytes
 // leaves them (`lane_of`), which packing back to bytes undoes.

@@ -35,6 +35,28 @@ ZEROPOINT_INLINE void keep(T& value) {
   asm volatile("" : "+v"(value));
 }
 
+// The taps of the last row are paired along it.
+template <class V>
+constexpr bool pairs_along(int64_t kernel_rows, int64_t group) {
+  return V::kTaps == 2 && kernel_rows % 2 == 1 && group == kernel_rows / 2;
+}
+
+// Which of the OT output positions meet input position j in an even kernel column, and in one that has a next.
+struct Met {
+  bool any, with_next;
+};
+template <int KW, int S, int OT>
+constexpr Met met_in_even_column(int j) {
+  Met met = {false, false};
+  for (int o = 0; o < OT; ++o) {
+    const int k = j - o * S;
+    const bool even = k >= 0 && k < KW && k % 2 == 0;
+    met.any = met.any || even;
+    met.with_next = met.with_next || (even && k + 1 < KW);
+  }
+  return met;
+}
+
 // Adds all taps to the sums of `OT` output positions from `first` on. Input position j serves output position o as
 // kernel column j - o * S, where there is one.
 template <class V, int R, int KW, int S, int OT>
@@ -44,23 +66,29 @@ ZEROPOINT_INLINE void add_taps(const Row& row, int64_t first, typename V::Int (&
   const int64_t at = first * S * V::kWidth;
   each<(OT - 1) * S + KW>([&](auto j) __attribute__((always_inline)) {
     each<kGroups>([&](auto g) __attribute__((always_inline)) {
-      typename V::Int x[4];
-      const uint8_t* taps[V::kTaps];
-      each<V::kTaps>([&](auto t) __attribute__((always_inline)) {
-        constexpr int r = g.value * V::kTaps + t.value;
-        taps[t.value] = row.rows[r < R ? r : R - 1] + at + j.value * V::kWidth;  // beyond R the weights are zero
-      });
-      V::interleave(taps, x);
-      each<OT>([&](auto o) __attribute__((always_inline)) {
-        constexpr int k = j.value - o.value * S;
-        if constexpr (k >= 0 && k < KW) {
-          const uint8_t* w = weights + (k * kGroups + g.value) * 4 * V::kBytes;
-          each<4>([&](auto v) __attribute__((always_inline)) {
-            sums[o.value][v.value] = V::dot(sums[o.value][v.value], x[v.value], w + v.value * V::kBytes);
-            keep(sums[o.value][v.value]);
-          });
-        }
-      });
+      constexpr bool along = pairs_along<V>(R, g.value);
+      constexpr Met met = met_in_even_column<KW, S, OT>(j.value);
+      if constexpr (!along || met.any) {
+        typename V::Int x[4];
+        const uint8_t* taps[V::kTaps];
+        each<V::kTaps>([&](auto t) __attribute__((always_inline)) {
+          // What is not there, a row beyond R or a column beyond KW, has weights of zero.
+          constexpr int r = along ? R - 1 : g.value * V::kTaps + t.value;
+          constexpr int column = j.value + (along && met.with_next ? t.value : 0);
+          taps[t.value] = row.rows[r < R ? r : R - 1] + at + column * V::kWidth;
+        });
+        V::interleave(taps, x);
+        each<OT>([&](auto o) __attribute__((always_inline)) {
+          constexpr int k = j.value - o.value * S;
+          if constexpr (k >= 0 && k < KW && (!along || k % 2 == 0)) {
+            const uint8_t* w = weights + (k * kGroups + g.value) * 4 * V::kBytes;
+            each<4>([&](auto v) __attribute__((always_inline)) {
+              sums[o.value][v.value] = V::dot(sums[o.value][v.value], x[v.value], w + v.value * V::kBytes);
+              keep(sums[o.value][v.value]);
+            });
+          }
+        });
+      }
     });
   });
 }
@@ -103,10 +131,13 @@ void run_any(const Row& row) {
     for (int64_t k = 0; k < row.kernel_columns; ++k) {
       const int64_t at = (o * row.stride + k * row.dilation) * V::kWidth;
       for (int64_t g = 0; g < groups; ++g, weights += 4 * V::kBytes) {
+        const bool along = pairs_along<V>(row.kernel_rows, g);
+        if (along && k % 2 == 1) continue;
+        const int64_t next = along && k + 1 < row.kernel_columns ? row.dilation * V::kWidth : 0;
         const uint8_t* taps[V::kTaps];
         for (int t = 0; t < V::kTaps; ++t) {
           const int64_t r = g * V::kTaps + t;
-          taps[t] = row.rows[r < row.kernel_rows ? r : row.kernel_rows - 1] + at;
+          taps[t] = row.rows[r < row.kernel_rows ? r : row.kernel_rows - 1] + at + t * next;
         }
         typename V::Int x[4];
         V::interleave(taps, x);

@@ -104,7 +104,7 @@ struct Plan {
 Plan plan(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k, Purpose purpose) {
   Plan result;
   if (isa != Isa::avx2) return result;
-  if (k > kMaxNarrowDepth) {  // outliers are not split with K
+  if (k > kMaxNarrowDepth || purpose == Purpose::short_runs) {  // outliers are not split with K
     result.form = Form::words;
     return result;
   }
@@ -272,9 +272,10 @@ void run(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, in
   }
 }
 
-int64_t walk_unit(Isa isa) {
+int64_t walk_unit(Isa isa, Form form) {
   if (isa == Isa::avx512_vnni) return kGroup;
-  return isa == Isa::avx2 ? 2 * kGroup : 0;
+  if (isa != Isa::avx2) return 0;
+  return form == Form::quads ? 2 * kGroup : 2;
 }
 
 int64_t walk_bytes(const Packed& packed) { return packed.form == Form::words ? 2 : 1; }

@@ -160,17 +160,20 @@ inline __attribute__((always_inline)) void multiply_words_tile(const Words& t, c
   for (int64_t segment = 0; segment < segments; ++segment) {
     int64_t at = kWalked ? t.segments[segment] : 0;
     const int64_t end = at + t.segment_codes;
-    for (; at < end; at += kGroup, b += kStep) {
+    const auto add_pair = [&](int64_t k) __attribute__((always_inline)) {
+      const __m256i w0 = load_widened(b);
+      const __m256i w1 = kHalves == 2 ? load_widened(b + 16) : w0;
+#pragma GCC unroll 6
+      for (int r = 0; r < Rows; ++r) accumulate_words<kHalves>(sums[r], rows[r] + k, w0, w1);
+      b += kStep / 2;
+    };
+    for (; at + kGroup <= end; at += kGroup) {
       if (!kWalked && Rows > 2) _mm_prefetch(t.a + Rows * (t.a_stride + at), _MM_HINT_T0);  // of the next rows
       if (Rows <= 2) _mm_prefetch(b + kWeightsAhead, _MM_HINT_T0);
-#pragma GCC unroll 2
-      for (int pair = 0; pair < 2; ++pair) {
-        const __m256i w0 = load_widened(b + pair * 32);
-        const __m256i w1 = kHalves == 2 ? load_widened(b + pair * 32 + 16) : w0;
-#pragma GCC unroll 6
-        for (int r = 0; r < Rows; ++r) accumulate_words<kHalves>(sums[r], rows[r] + at + pair * 2, w0, w1);
-      }
+      add_pair(at);
+      add_pair(at + 2);
     }
+    if (kWalked && at < end) add_pair(at);
   }
   finish<Rows, kToCodes>(sums, sink);
 }

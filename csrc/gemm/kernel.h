@@ -73,8 +73,9 @@ struct Packed {
   const int8_t* panel(int64_t index) const { return panels + index * panel_bytes(); }
 };
 
-// What products are to be expected: a few outliers cost little beside many rows, and much beside one.
-enum class Purpose { any, many_rows };
+// What products are to be expected: a few outliers cost little beside many rows, and much beside one. Short runs: rows
+// will be walked in runs of which only Form::words can take every one.
+enum class Purpose { any, many_rows, short_runs };
 
 // Packs `weight` (n rows of k codes, `row_stride` codes apart) for `isa`.
 std::vector<uint8_t> pack(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k,
@@ -116,11 +117,11 @@ void run(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, in
 struct Walk {
   const int64_t* rows;
   const int64_t* segments;  // count of them
-  int64_t count, run;       // count * run == padded_depth(K), run a multiple of walk_unit
+  int64_t count, run;       // count * run == K, run a multiple of walk_unit
 };
 
 // What the runs of a walk are multiples of: the codes that a kernel takes at once. 0: the instruction set cannot walk.
-int64_t walk_unit(Isa isa);
+int64_t walk_unit(Isa isa, Form form);
 
 // Bytes of a code in rows that are walked: 2 for Form::words, whose kernel wants them widened.
 int64_t walk_bytes(const Packed& packed);

@@ -83,18 +83,26 @@ void store_wide(const int64_t* sums, int64_t m, int64_t n_begin, int64_t n_end, 
 
 namespace {
 
-// How many threads share the rows and how many the columns: the split whose largest part is smallest.
+// How many parts the rows and the columns are cut into.
 struct Split {
   int64_t rows = 1, columns = 1;
 };
 
-Split choose_split(int64_t row_units, int64_t column_units, int64_t threads) {
+// The split into at most `parts` parts whose largest costs least. Beside its products, a part brings each of its rows into
+// the kernel's form, which for each code costs as much as some products, and reads each of its columns.
+Split choose_split(int64_t m, int64_t row_unit, int64_t n, int64_t column_unit, int64_t parts) {
+  constexpr int64_t kRowCost = 16, kColumnCost = 4;
+  const auto largest = [](int64_t count, int64_t unit, int64_t into) {
+    const int64_t units = (count + unit - 1) / unit;
+    return std::min((units + into - 1) / into * unit, count);
+  };
   Split best;
-  int64_t best_size = row_units * column_units;
-  for (int64_t columns = std::min(threads, column_units); columns >= 1; --columns) {
-    const int64_t rows = std::min(threads / columns, row_units);
-    const int64_t size = ((row_units + rows - 1) / rows) * ((column_units + columns - 1) / columns);
-    if (size < best_size) best = {rows, columns}, best_size = size;
+  int64_t best_cost = std::numeric_limits<int64_t>::max();
+  for (int64_t columns = 1; columns <= std::min(parts, (n + column_unit - 1) / column_unit); ++columns) {
+    const int64_t rows = std::min(parts / columns, (m + row_unit - 1) / row_unit);
+    const int64_t height = largest(m, row_unit, rows), width = largest(n, column_unit, columns);
+    const int64_t cost = height * width + kRowCost * height + kColumnCost * width;
+    if (cost < best_cost) best = {rows, columns}, best_cost = cost;
   }
   return best;
 }
@@ -117,7 +125,7 @@ void multiply(const Layer& layer, int64_t m, double x_scale, double out_scale, c
   // Long work is cut into more parts than there are threads, as they do not always get on equally fast.
   constexpr int64_t kLongWork = int64_t{1} << 24;
   const int64_t parts = work / threads >= kLongWork ? 4 * threads : threads;
-  const Split split = choose_split(row_units, column_units, threads == 1 ? 1 : parts);
+  const Split split = choose_split(m, row_unit, weight.n, column_unit, threads == 1 ? 1 : parts);
 
   parallel.for_shares(0, split.rows * split.columns, 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {

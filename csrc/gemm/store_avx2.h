@@ -106,6 +106,7 @@ struct Codes {
   Columns multiplier, offset;
   __m256i zero_point, low, high;  // as unsigned codes,
   __m256i flip;                   // and what makes signed ones of them
+  bool plain;                     // nothing of these four is left to do: 0, 0, 255, 0
 };
 
 inline float largest(const Columns& reals) {
@@ -132,6 +133,7 @@ inline bool prepare_codes(const Packed& packed, const Epilogue& ep, int64_t n, C
   codes->low = _mm256_set1_epi8(static_cast<char>(low + ep.out_zero_point + unsign));
   codes->high = _mm256_set1_epi8(static_cast<char>(high + ep.out_zero_point + unsign));
   codes->flip = _mm256_set1_epi8(static_cast<char>(unsign));
+  codes->plain = unsign == 0 && ep.out_zero_point == 0 && low == 0 && high == 255;
   if (any_nonfinite(codes->multiplier) || any_nonfinite(codes->offset)) return false;
   const float most = static_cast<float>(packed.k) * (255 * 128) * largest(codes->multiplier) + largest(codes->offset);
   return most < 1e9f;
@@ -145,14 +147,18 @@ inline __attribute__((always_inline)) __m256i row_words(const __m256i (&sums)[2]
     const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums[h]), _mm256_castsi256_ps(to.multiplier.half[h]));
     rounded[h] = _mm256_cvtps_epi32(_mm256_add_ps(scaled, _mm256_castsi256_ps(to.offset.half[h])));
   }
-  return _mm256_adds_epi16(_mm256_packs_epi32(rounded[0], rounded[1]), to.zero_point);
+  return _mm256_packs_epi32(rounded[0], rounded[1]);
 }
 
 // Two rows of a whole panel, whose sums began with `start`: the second 16 codes go to `out` + `second`.
 inline __attribute__((always_inline)) void store_codes(const __m256i (&first_sums)[2], const __m256i (&second_sums)[2],
                                                        const Codes& to, uint8_t* out, int64_t second) {
-  const __m256i bytes = _mm256_packus_epi16(row_words(first_sums, to), row_words(second_sums, to));
-  const __m256i codes = _mm256_xor_si256(_mm256_min_epu8(_mm256_max_epu8(bytes, to.low), to.high), to.flip);
+  const __m256i first = row_words(first_sums, to), next = row_words(second_sums, to);
+  __m256i codes = _mm256_packus_epi16(first, next);
+  if (!to.plain) {
+    codes = _mm256_packus_epi16(_mm256_adds_epi16(first, to.zero_point), _mm256_adds_epi16(next, to.zero_point));
+    codes = _mm256_xor_si256(_mm256_min_epu8(_mm256_max_epu8(codes, to.low), to.high), to.flip);
+  }
   const __m128i even = _mm256_castsi256_si128(codes), odd = _mm256_extracti128_si256(codes, 1);  // fours of columns
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi32(even, odd));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out + second), _mm_unpackhi_epi32(even, odd));
