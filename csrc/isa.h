@@ -17,4 +17,18 @@ bool set_active_isa(Isa isa);
 bool processor_has(Isa isa);
 const char* isa_name(Isa isa);
 
+// The active level's of a family's three tables of kernels. Those that this build does not hold are not asked for.
+template <auto kPortable, auto kAvx2, auto kAvx512>
+const auto& kernels_of_level() {
+  const Isa isa = active_isa();
+#if defined(ZEROPOINT_HAS_AVX512VNNI)
+  if (isa == Isa::avx512_vnni) return kAvx512();
+#endif
+#if defined(ZEROPOINT_HAS_AVX2)
+  if (isa == Isa::avx2 || isa == Isa::avx_vnni) return kAvx2();
+#endif
+  (void)isa;
+  return kPortable();
+}
+
 }  // namespace zeropoint

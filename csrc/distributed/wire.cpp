@@ -55,21 +55,7 @@ void pack_block(const Kernels& loops, const float* x, Form form, int64_t first, 
 
 }  // namespace
 
-const Kernels& kernels() {
-  switch (active_isa()) {
-#if defined(ZEROPOINT_HAS_AVX512VNNI)
-    case Isa::avx512_vnni:
-      return kernels_avx512();
-#endif
-#if defined(ZEROPOINT_HAS_AVX2)
-    case Isa::avx_vnni:
-    case Isa::avx2:
-      return kernels_avx2();
-#endif
-    default:
-      return kernels_portable();
-  }
-}
+const Kernels& kernels() { return kernels_of_level<kernels_portable, kernels_avx2, kernels_avx512>(); }
 
 void row_range(const float* x, int64_t n, int64_t row, float* low, float* high, const Parallel& parallel) {
   const Kernels& loops = kernels();

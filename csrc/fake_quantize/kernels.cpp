@@ -4,20 +4,6 @@
 
 namespace zeropoint::fake_quantize {
 
-const Kernels& kernels() {
-  switch (active_isa()) {
-#if defined(ZEROPOINT_HAS_AVX512VNNI)
-    case Isa::avx512_vnni:
-      return kernels_avx512();
-#endif
-#if defined(ZEROPOINT_HAS_AVX2)
-    case Isa::avx_vnni:
-    case Isa::avx2:
-      return kernels_avx2();
-#endif
-    default:
-      return kernels_portable();
-  }
-}
+const Kernels& kernels() { return kernels_of_level<kernels_portable, kernels_avx2, kernels_avx512>(); }
 
 }  // namespace zeropoint::fake_quantize

@@ -24,9 +24,6 @@ int64_t threads_for(int64_t work, const Parallel& parallel) {
   return std::clamp<int64_t>(work / kWorkPerThread, 1, parallel.threads);
 }
 
-// Part `index` of `parts` of `units` units.
-int64_t part_begin(int64_t index, int64_t parts, int64_t units) { return index * units / parts; }
-
 // Rows on their grids.
 struct Codes {
   std::vector<uint8_t> codes;
