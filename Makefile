@@ -28,6 +28,7 @@ $(VENV)/tools.done: Makefile
 	touch $@
 
 $(VENV)/package.done: $(VENV)/tools.done $(NATIVE_SOURCES)
+	@echo "building the native library: a few minutes"
 	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 

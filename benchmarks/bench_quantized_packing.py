@@ -37,7 +37,7 @@ def _operands(m: int, n: int, k: int) -> tuple[Any, ...]:
 
 
 def _linear(operands: tuple[Any, ...], packed: Tensor | None, low: int = -128) -> Tensor:
-    return torch.ops.zeropoint.linear(*operands, low, 127, torch.int8, packed)
+    return torch.ops.zeropoint.linear.default(*operands, low, 127, torch.int8, packed)
 
 
 def _direct(operands: tuple[Any, ...]) -> Tensor:

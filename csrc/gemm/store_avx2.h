@@ -39,15 +39,6 @@ inline __m128i low_bytes(const Columns& codes) {
   return _mm_packus_epi16(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
 }
 
-// A whole panel is the common case, and a fixed size saves a call.
-template <class T>
-inline void copy_columns(const T* from, int64_t columns, T* to) {
-  if (columns == kPanel)
-    std::memcpy(to, from, kPanel * sizeof(T));
-  else
-    std::memcpy(to, from, static_cast<size_t>(columns) * sizeof(T));
-}
-
 template <Epilogue::Output kOutput>
 inline void store_panel_as(const int32_t* tile, int64_t row, int64_t rows, int64_t n, int64_t columns,
                            const Packed& packed, const Epilogue& ep) {
@@ -88,13 +79,16 @@ inline void store_panel_as(const int32_t* tile, int64_t row, int64_t rows, int64
     }
     const int64_t at = (row + r) * ep.out_stride + n - ep.out_column;
     if constexpr (kOutput == Epilogue::Output::codes) {
-      alignas(16) uint8_t codes[kPanel];
-      _mm_store_si128(reinterpret_cast<__m128i*>(codes), low_bytes(sums));
-      copy_columns(codes, columns, static_cast<uint8_t*>(ep.out) + at);
+      alignas(16) uint8_t spare[kPanel];
+      uint8_t* const out = static_cast<uint8_t*>(ep.out) + at;
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(columns == kPanel ? out : spare), low_bytes(sums));
+      if (columns < kPanel) std::memcpy(out, spare, static_cast<size_t>(columns));
     } else {
-      alignas(32) int32_t words[kPanel];
-      for (int h = 0; h < 2; ++h) _mm256_store_si256(reinterpret_cast<__m256i*>(words + 8 * h), sums.half[h]);
-      copy_columns(words, columns, static_cast<int32_t*>(ep.out) + at);  // floats travel as their bits
+      alignas(32) int32_t spare[kPanel];
+      int32_t* const out = static_cast<int32_t*>(ep.out) + at;  // floats travel as their bits
+      int32_t* const to = columns == kPanel ? out : spare;
+      for (int h = 0; h < 2; ++h) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8 * h), sums.half[h]);
+      if (columns < kPanel) std::memcpy(out, spare, static_cast<size_t>(columns) * sizeof *out);
     }
   }
 }

@@ -6,6 +6,8 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <cmath>
+
 #include "parallel.h"
 
 namespace zeropoint::binding {
@@ -20,6 +22,12 @@ inline Parallel torch_parallel() {
             torch::stable::parallel_for(begin, end, grain,
                                         [&](int64_t b, int64_t e) { body(b, e, context); });
           }};
+}
+
+// The grids of an operator that requantizes sums: of its input and of its output.
+inline void check_scales(const char* name, double x_scale, double out_scale) {
+  STD_TORCH_CHECK(std::isfinite(x_scale) && x_scale > 0 && std::isfinite(out_scale) && out_scale > 0, name,
+                  " takes an x_scale and an out_scale that are finite and above 0, got ", x_scale, " and ", out_scale);
 }
 
 }  // namespace zeropoint::binding

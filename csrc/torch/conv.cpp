@@ -17,8 +17,7 @@ conv::WeightSize weight_size(const Tensor& weight, int64_t groups) {
   STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Char, "conv takes int8 weights");
   STD_TORCH_CHECK(weight.is_cpu(), "conv on the CPU takes weights on the CPU");
   const std::vector<int64_t> shape = shape_of(weight);
-  STD_TORCH_CHECK(all_between(shape, 1, kLargest), "conv takes weights with at least one element, got shape ",
-                  text_of(shape));
+  STD_TORCH_CHECK(all_between(shape, 1, kLargest), "conv takes weights with at least one element and sizes below 2**31, got shape ", text_of(shape));
   STD_TORCH_CHECK(groups >= 1 && shape[0] % groups == 0, "conv cannot split ", shape[0], " output channels into ",
                   groups, " groups");
   conv::WeightSize size;
@@ -71,7 +70,7 @@ conv::Geometry geometry_of(const Tensor& x, const Tensor& weight, const std::vec
     const int64_t extent = dilation[d] * (g.weight.kernel[to] - 1) + 1;
     STD_TORCH_CHECK(padded >= extent, "conv: the kernel covers ", extent, " positions of spatial dimension ", d,
                     ", more than the ", padded, " of the padded input (input ", text_of(shape), ", padding ",
-                    text_of(padding), ")");
+                    text_of(padding), "): give it a larger input or more padding");
     g.in[to] = shape[2 + d];
     g.out[to] = (padded - extent) / stride[d] + 1;
     g.stride[to] = stride[d];
@@ -96,6 +95,7 @@ Tensor conv(const Tensor& x, double x_scale, int64_t x_zero_point, const Tensor&
   std::vector<int64_t> out_shape;
   const conv::Geometry geometry = geometry_of(x, weight, stride, padding, dilation, groups, &out_shape);
   check_code(x_zero_point, x.scalar_type(), "x_zero_point");
+  check_scales("conv", x_scale, out_scale);
   const Requantization to(weight_scale, weight_zero_point, bias, geometry.weight.out_channels, x_scale, out_scale,
                           out_zero_point, out_min, out_max, out_dtype);
 

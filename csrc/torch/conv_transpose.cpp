@@ -19,14 +19,12 @@ conv::TransposedWeight transposed_weight(const Tensor& weight, const std::vector
                   "conv_transpose on the CPU takes int8 weights on the CPU");
   const std::vector<int64_t> shape = shape_of(weight);
   const size_t rank = shape.size() - 2;
-  STD_TORCH_CHECK(all_between(shape, 1, kLargest), "conv_transpose takes weights with at least one element, got shape ",
-                  text_of(shape));
+  STD_TORCH_CHECK(all_between(shape, 1, kLargest), "conv_transpose takes weights with at least one element and sizes below 2**31, got shape ", text_of(shape));
   STD_TORCH_CHECK(groups >= 1 && shape[0] % groups == 0 && groups <= kLargest, "conv_transpose cannot split ", shape[0],
                   " input channels into ", groups, " groups");
   STD_TORCH_CHECK(stride.size() == rank && dilation.size() == rank && all_between(stride, 1, kLargest) &&
                       all_between(dilation, 1, kLargest),
-                  "conv_transpose in ", rank, " dimensions takes ", rank, " strides and dilations of at least 1, got ",
-                  text_of(stride), " and ", text_of(dilation));
+                  "conv_transpose in ", rank, " dimensions takes ", rank, " strides and dilations of at least 1, all below 2**31, got ", text_of(stride), " and ", text_of(dilation));
   STD_TORCH_CHECK(weight.numel() / shape[1] / groups <= gemm::kMaxDepth, "conv_transpose takes at most ",
                   gemm::kMaxDepth, " weights an output channel, got shape ", text_of(shape));
   conv::TransposedWeight size;
@@ -66,11 +64,11 @@ conv::TransposedGeometry transposed_geometry(const Tensor& x, const Tensor& weig
                   " channels, got shape ", text_of(shape));
   STD_TORCH_CHECK(padding.size() == rank && output_padding.size() == rank && all_between(padding, 0, kLargest),
                   "conv_transpose in ", rank, " dimensions takes ", rank,
-                  " paddings and output paddings of at least 0, got ", text_of(padding), " and ",
+                  " paddings and output paddings of at least 0, all below 2**31, got ", text_of(padding), " and ",
                   text_of(output_padding));
   STD_TORCH_CHECK(shape[0] >= 0 && shape[0] <= kLargest &&
                       all_between({shape.begin() + 2, shape.end()}, 1, kLargest),
-                  "conv_transpose takes spatial sizes above 0, got shape ", text_of(shape));
+                  "conv_transpose takes spatial sizes above 0, all sizes below 2**31, got shape ", text_of(shape));
   g.batch = shape[0];
   out_shape->assign({shape[0], g.weight.out_channels});
   int64_t count = shape[0];
@@ -83,7 +81,8 @@ conv::TransposedGeometry transposed_geometry(const Tensor& x, const Tensor& weig
     const int64_t size = (shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (g.weight.kernel[to] - 1) +
                          output_padding[d] + 1;
     STD_TORCH_CHECK(size >= 1 && size <= kLargest, "conv_transpose: the output would have size ", size,
-                    " in spatial dimension ", d, " (input ", text_of(shape), ", padding ", text_of(padding), ")");
+                    " in spatial dimension ", d, ", not 1 to 2**31 - 1 (input ", text_of(shape), ", padding ", text_of(padding),
+                    "): give it another input or padding");
     STD_TORCH_CHECK(!__builtin_mul_overflow(count, size, &count), "conv_transpose: too large an output");
     g.in[to] = shape[2 + d];
     g.out[to] = size;
@@ -107,6 +106,7 @@ Tensor conv_transpose(const Tensor& x, double x_scale, int64_t x_zero_point, con
   const Requantization to(weight_scale, weight_zero_point, bias, channels, x_scale, out_scale, out_zero_point, out_min,
                           out_max, out_dtype);
   check_code(x_zero_point, x.scalar_type(), "x_zero_point");
+  check_scales("conv_transpose", x_scale, out_scale);
 
   Tensor out = empty_channels_last(out_shape, out_dtype);
   if (out.numel() == 0) return out;

@@ -155,6 +155,7 @@ Tensor linear(const Tensor& x, double x_scale, int64_t x_zero_point, const Tenso
   STD_TORCH_CHECK(out_signed || out_dtype == ScalarType::Byte, "linear gives int8 or uint8 codes");
   check_weight(weight);
   check_rows(x, weight);
+  check_scales("linear", x_scale, out_scale);
   const int64_t x_low = x_signed ? -128 : 0, out_low = out_signed ? -128 : 0;
   STD_TORCH_CHECK(x_zero_point >= x_low && x_zero_point <= x_low + 255, "x_zero_point must be a code of x, got ",
                   x_zero_point);
