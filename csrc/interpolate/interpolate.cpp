@@ -2,6 +2,8 @@
 // made of up to four input rows, which are resized first and kept until the output has gone past them.
 #include "interpolate/interpolate.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "wide/kernels.h"
@@ -18,6 +20,35 @@ template <class F>
 void walk(const Shape& shape, int64_t begin, int64_t end, F&& f) {
   for (int64_t row = begin; row < end; ++row)
     f(row / (shape.to[0] * shape.to[1]), row / shape.to[1] % shape.to[0], row % shape.to[1]);
+}
+
+// Positions past every input position, and what is no number, count as the last one and the first one.
+int64_t whole(double position, int64_t last) {
+  if (!(position > 0)) return 0;
+  return position >= static_cast<double>(last) ? last : static_cast<int64_t>(position);
+}
+
+Places nearest_places(int64_t from, int64_t to, double ratio, bool exact) {
+  Places places;
+  for (int64_t o = 0; o < to; ++o) {
+    const float position = (static_cast<float>(o) + (exact ? 0.5f : 0.0f)) * static_cast<float>(ratio);
+    places.low.push_back(whole(std::floor(position), from - 1));
+  }
+  return places;
+}
+
+Places linear_places(int64_t from, int64_t to, double ratio, bool align_corners) {
+  Places places;
+  const int64_t last = from - 1;
+  for (int64_t o = 0; o < to; ++o) {
+    const double place = static_cast<double>(o);
+    const double position = align_corners ? place * ratio : std::max((place + 0.5) * ratio - 0.5, 0.0);
+    const int64_t low = whole(std::floor(position), last);
+    places.low.push_back(low);
+    places.high.push_back(std::min(low + 1, last));
+    places.share.push_back(std::min(position - static_cast<double>(low), 1.0));
+  }
+  return places;
 }
 
 template <class T>
@@ -100,6 +131,19 @@ void linear(const Shape& s, const Places (&places)[3], const void* x, Type type,
       k.store(total, 1.0, row, zero, least, most, elementwise::at(out, type, row * at++), type);
     });
   });
+}
+
+void resize(const Shape& shape, const Way& way, const void* x, Type type, int64_t zero_point, void* out,
+            const Parallel& parallel) {
+  Places places[3];
+  for (int d = 0; d < 3; ++d)
+    places[d] = way.mode == Mode::linear
+                    ? linear_places(shape.from[d], shape.to[d], way.ratio[d], way.align_corners)
+                    : nearest_places(shape.from[d], shape.to[d], way.ratio[d], way.mode == Mode::nearest_exact);
+  if (way.mode == Mode::linear)
+    linear(shape, places, x, type, zero_point, out, parallel);
+  else
+    nearest(shape, places, x, type, out, parallel);
 }
 
 }  // namespace zeropoint::interpolate

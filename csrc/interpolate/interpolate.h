@@ -28,4 +28,17 @@ void nearest(const Shape& shape, const Places (&places)[3], const void* x, Type 
 void linear(const Shape& shape, const Places (&places)[3], const void* x, Type type, int64_t zero_point, void* out,
             const Parallel& parallel);
 
+enum class Mode : int64_t { nearest, nearest_exact, linear };
+
+// How an output position is placed among the input's. `ratio`: input positions that one output position is.
+struct Way {
+  Mode mode = Mode::nearest;
+  bool align_corners = false;  // of Mode::linear
+  double ratio[3] = {1, 1, 1};
+};
+
+// Either of them, by the places that follow. No size may be 0.
+void resize(const Shape& shape, const Way& way, const void* x, Type type, int64_t zero_point, void* out,
+            const Parallel& parallel);
+
 }  // namespace zeropoint::interpolate

@@ -1,5 +1,6 @@
 #include "plan/plan.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <stdexcept>
@@ -7,8 +8,10 @@
 
 #include "conv/conv.h"
 #include "conv/layout.h"
+#include "conv/transpose.h"
 #include "elementwise/elementwise.h"
 #include "gemm/linear.h"
+#include "interpolate/interpolate.h"
 #include "isa.h"
 #include "pool/pool.h"
 
@@ -110,6 +113,12 @@ int64_t product(Reader& in, std::initializer_list<int64_t> sizes) {
   return result;
 }
 
+// Adds a dimension to what a strided buffer reaches beyond its first element.
+void extend(Reader& in, int64_t size, int64_t stride, int64_t* reach) {
+  if (size > 0)
+    in.require(!__builtin_add_overflow(*reach, product(in, {size - 1, stride}), reach), "a size is too large");
+}
+
 void quantize(Reader& in, const Parallel& parallel) {
   const int64_t n = in.size("a size");
   const Type from = in.type("a dtype"), to = in.type("a dtype");
@@ -129,6 +138,41 @@ void dequantize(Reader& in, const Parallel& parallel) {
   const double scale = in.real();
   const int64_t zero_point = in.word();
   elementwise::dequantize(codes, from, n, scale, zero_point, out, to, parallel);
+}
+
+// The weights of a convolution, and what becomes of its sums.
+struct Filters {
+  const int8_t* weight;
+  const uint8_t* packed;
+  int64_t packed_length;
+  const int32_t* zero_points;
+  conv::Requantize requantize;
+};
+
+Filters filters(Reader& in, int64_t count, int64_t channels) {
+  Filters found;
+  int64_t zero_length, offset_length;
+  found.weight = reinterpret_cast<const int8_t*>(in.input(count, 1, "conv: weight"));
+  found.packed = in.rest(1, &found.packed_length, "conv: packed weight");
+  found.zero_points = reinterpret_cast<const int32_t*>(in.rest(4, &zero_length, "conv: weight zero points"));
+  in.require(found.zero_points == nullptr || zero_length >= channels * 4, "conv: weight zero points");
+  found.requantize.multiplier = reinterpret_cast<const float*>(in.input(channels, 4, "conv: multiplier"));
+  found.requantize.offset = reinterpret_cast<const float*>(in.rest(4, &offset_length, "conv: offset"));
+  in.require(found.requantize.offset == nullptr || offset_length >= channels * 4, "conv: offset");
+  const Type to = in.byte_type("conv: output dtype");
+  const elementwise::Grid grid = in.grid(to);
+  found.requantize.out_zero_point = static_cast<int32_t>(grid.zero_point);
+  found.requantize.out_min = static_cast<int32_t>(grid.low);
+  found.requantize.out_max = static_cast<int32_t>(grid.high);
+  found.requantize.out_signed = to == Type::i8;
+  return found;
+}
+
+// The activations' sign and zero point.
+bool read_sign(Reader& in, int32_t* zero_point) {
+  const bool x_signed = in.flag("the sign of codes");
+  *zero_point = static_cast<int32_t>(in.between(x_signed ? -128 : 0, x_signed ? 127 : 255, "a zero point is no code"));
+  return x_signed;
 }
 
 void convolve(Reader& in, const Parallel& parallel) {
@@ -152,40 +196,57 @@ void convolve(Reader& in, const Parallel& parallel) {
     in.require(padded >= extent, "conv: the kernel is larger than the padded input");
     g.out[d] = (padded - extent) / g.stride[d] + 1;
   }
-  const bool x_signed = in.flag("conv: sign");
-  const auto x_zero_point = static_cast<int32_t>(in.between(x_signed ? -128 : 0, x_signed ? 127 : 255, "conv: zero point"));
+  int32_t x_zero_point;
+  const bool x_signed = read_sign(in, &x_zero_point);
   const int64_t x_size = product(in, {g.batch, g.in[0], g.in[1], g.in[2], g.weight.in_channels()});
   const int64_t out_size = product(in, {g.batch, g.out[0], g.out[1], g.out[2], g.weight.out_channels});
   const auto* x = in.input(x_size, 1, "conv reads outside its memory");
   auto* out = in.output(out_size, 1, "conv writes outside its memory");
-  const int64_t channels = g.weight.out_channels;
-  const auto* weight = in.input(product(in, {channels, g.weight.depth()}), 1, "conv: weight");
-  int64_t packed_length, zero_length, offset_length;
-  const auto* packed = in.rest(1, &packed_length, "conv: packed weight");
-  const auto* zero_points = in.rest(4, &zero_length, "conv: weight zero points");
-  in.require(zero_points == nullptr || zero_length >= channels * 4, "conv: weight zero points");
-  conv::Requantize requantize;
-  requantize.multiplier = reinterpret_cast<const float*>(in.input(channels, 4, "conv: multiplier"));
-  requantize.offset = reinterpret_cast<const float*>(in.rest(4, &offset_length, "conv: offset"));
-  in.require(requantize.offset == nullptr || offset_length >= channels * 4, "conv: offset");
-  const Type to = in.byte_type("conv: output dtype");
-  const elementwise::Grid grid = in.grid(to);
-  requantize.out_zero_point = static_cast<int32_t>(grid.zero_point);
-  requantize.out_min = static_cast<int32_t>(grid.low);
-  requantize.out_max = static_cast<int32_t>(grid.high);
-  requantize.out_signed = to == Type::i8;
+  const Filters f = filters(in, product(in, {g.weight.out_channels, g.weight.depth()}), g.weight.out_channels);
   if (out_size == 0) return;
-  conv::run(active_isa(), g, x, x_signed, x_zero_point, reinterpret_cast<const int8_t*>(weight),
-            reinterpret_cast<const int32_t*>(zero_points), packed, packed_length, requantize, out, parallel);
+  conv::run(active_isa(), g, x, x_signed, x_zero_point, f.weight, f.zero_points, f.packed, f.packed_length, f.requantize,
+            out, parallel);
+}
+
+void convolve_transposed(Reader& in, const Parallel& parallel) {
+  conv::TransposedGeometry g;
+  conv::TransposedWeight& w = g.weight;
+  w.in_channels = in.between(1, kLargest, "conv_transpose: input channels");
+  const int64_t columns = in.between(1, kLargest, "conv_transpose: output channels of a group");
+  w.groups = in.between(1, w.in_channels, "conv_transpose: groups");
+  in.require(w.in_channels % w.groups == 0, "conv_transpose: input channels do not split into the groups");
+  w.out_channels = product(in, {columns, w.groups});
+  for (int64_t& size : w.kernel) size = in.between(1, kLargest, "conv_transpose: kernel size");
+  const int64_t taps = product(in, {w.kernel[0], w.kernel[1], w.kernel[2]});
+  in.require(product(in, {w.in_channels / w.groups, taps}) <= gemm::kMaxDepth,
+             "conv_transpose: too many weights an output channel");
+  g.batch = in.size("conv_transpose: batch");
+  for (int d = 0; d < 3; ++d) {
+    g.in[d] = in.between(1, kLargest, "conv_transpose: input size");
+    w.stride[d] = in.between(1, kLargest, "conv_transpose: stride");
+    w.dilation[d] = in.between(1, kLargest, "conv_transpose: dilation");
+    g.padding[d] = in.size("conv_transpose: padding");
+    const int64_t more = in.between(0, std::max(w.stride[d], w.dilation[d]) - 1, "conv_transpose: output padding");
+    g.out[d] = (g.in[d] - 1) * w.stride[d] - 2 * g.padding[d] + w.dilation[d] * (w.kernel[d] - 1) + more + 1;
+    in.require(1 <= g.out[d] && g.out[d] <= kLargest, "conv_transpose: output size");
+  }
+  int32_t x_zero_point;
+  const bool x_signed = read_sign(in, &x_zero_point);
+  const int64_t x_size = product(in, {g.batch, g.in[0], g.in[1], g.in[2], w.in_channels});
+  const int64_t out_size = product(in, {g.batch, g.out[0], g.out[1], g.out[2], w.out_channels});
+  const auto* x = in.input(x_size, 1, "conv_transpose reads outside its memory");
+  auto* out = in.output(out_size, 1, "conv_transpose writes outside its memory");
+  const Filters f = filters(in, product(in, {w.in_channels, columns, taps}), w.out_channels);
+  if (out_size == 0) return;
+  conv::run_transposed(active_isa(), g, x, x_signed, x_zero_point, f.weight, f.zero_points, f.packed, f.packed_length,
+                       f.requantize, out, parallel);
 }
 
 void linear(Reader& in, const Parallel& parallel) {
   gemm::CodesCall call;
   call.m = in.size("linear: rows");
   const int64_t n = in.size("linear: columns"), k = in.between(0, gemm::kMaxDepth, "linear: depth");
-  call.x_signed = in.flag("linear: sign");
-  call.x_zero_point =
-      static_cast<int32_t>(in.between(call.x_signed ? -128 : 0, call.x_signed ? 127 : 255, "linear: zero point"));
+  call.x_signed = read_sign(in, &call.x_zero_point);
   call.x_scale = in.real();
   call.out_scale = in.real();
   call.x = in.input(product(in, {call.m, k}), 1, "linear reads outside its memory");
@@ -216,25 +277,58 @@ void linear(Reader& in, const Parallel& parallel) {
   gemm::linear(layer, call, parallel);
 }
 
-// Element-wise sum or product of two buffers of one layout.
+constexpr int kStridedRank = 6;  // of what is listed with its strides
+
+// Element-wise sum or product of two strided operands; the output is dense, its outermost dimension comes first.
 void combine(Reader& in, bool product_of, const Parallel& parallel) {
-  const int64_t n = in.size("a size");
+  std::vector<int64_t> sizes;
   elementwise::Operand operands[2];
-  for (elementwise::Operand& operand : operands) {
-    operand.type = in.byte_type("add and mul take bytes");
-    operand.data = in.input(n, 1, "add or mul reads outside its memory");
-    operand.zero_point = in.between(-128, 255, "add or mul: zero point");
-    operand.strides = {1};
+  int64_t count = 1, reach[2] = {1, 1};
+  for (int d = 0; d < kStridedRank; ++d) {
+    sizes.push_back(in.size("add or mul: size"));
+    count = product(in, {count, sizes.back()});
+    for (int i : {0, 1}) {
+      operands[i].strides.push_back(in.size("add or mul: stride"));
+      extend(in, sizes.back(), operands[i].strides.back(), &reach[i]);
+    }
+  }
+  for (int i : {0, 1}) {
+    operands[i].type = in.byte_type("add and mul take bytes");
+    operands[i].data = in.input(count == 0 ? 0 : reach[i], 1, "add or mul reads outside its memory");
+    operands[i].zero_point = in.between(-128, 255, "add or mul: zero point");
   }
   const double first = in.real(), second = in.real();
   const Type to = in.byte_type("add and mul give bytes");
-  auto* out = in.output(n, 1, "add or mul writes outside its memory");
+  auto* out = in.output(count, 1, "add or mul writes outside its memory");
   const elementwise::Grid grid = in.grid(to);
+  if (count == 0) return;
   if (product_of)
-    elementwise::mul({n}, operands[0], operands[1], static_cast<float>(first), grid, out, to, parallel);
+    elementwise::mul(sizes, operands[0], operands[1], static_cast<float>(first), grid, out, to, parallel);
   else
-    elementwise::add({n}, operands[0], static_cast<float>(first), operands[1], static_cast<float>(second), grid, out,
+    elementwise::add(sizes, operands[0], static_cast<float>(first), operands[1], static_cast<float>(second), grid, out,
                      to, parallel);
+}
+
+// Codes on their own grid, of another spatial size. Channels lie outside or inside.
+void resize(Reader& in, const Parallel& parallel) {
+  interpolate::Shape shape;
+  interpolate::Way way;
+  shape.outer = in.size("resize: batch");
+  shape.inner = in.size("resize: channels");
+  for (int d = 0; d < 3; ++d) {
+    shape.from[d] = in.between(1, kLargest, "resize: input size");
+    shape.to[d] = in.between(1, kLargest, "resize: output size");
+    way.ratio[d] = in.real();
+  }
+  way.mode = static_cast<interpolate::Mode>(in.between(0, static_cast<int64_t>(interpolate::Mode::linear), "resize: mode"));
+  way.align_corners = in.flag("resize: whether corners are aligned");
+  const Type type = in.byte_type("resize takes bytes");
+  const int64_t zero_point = in.between(-128, 255, "resize: zero point");
+  const int64_t in_size = product(in, {shape.outer, shape.from[0], shape.from[1], shape.from[2], shape.inner});
+  const int64_t out_size = product(in, {shape.outer, shape.to[0], shape.to[1], shape.to[2], shape.inner});
+  const auto* x = in.input(in_size, 1, "resize reads outside its memory");
+  auto* out = in.output(out_size, 1, "resize writes outside its memory");
+  if (out_size > 0) interpolate::resize(shape, way, x, type, zero_point, out, parallel);
 }
 
 void lookup(Reader& in, const Parallel& parallel) {
@@ -295,7 +389,7 @@ void channels_last(Reader& in, const Parallel& parallel) {
     *size = in.size("channels_last: size");
     *stride = in.size("channels_last: stride");
     count = product(in, {count, *size});
-    if (*size > 0) reach += product(in, {*size - 1, *stride});
+    extend(in, *size, *stride, &reach);
   };
   dimension(&x.batch, &x.batch_stride);
   dimension(&x.channels, &x.channel_stride);
@@ -307,22 +401,20 @@ void channels_last(Reader& in, const Parallel& parallel) {
 
 // Moves bytes between two layouts of up to six dimensions, listed from the output's outermost to its innermost.
 void copy(Reader& in, const Parallel& parallel) {
-  constexpr int kRank = 6;
-  int64_t size[kRank], from[kRank], to[kRank], last_from = 0, last_to = 0;
+  constexpr int kRank = kStridedRank;
+  int64_t size[kRank], from[kRank], to[kRank], reach_from = 1, reach_to = 1;
   int64_t count = 1;
   for (int d = 0; d < kRank; ++d) {
     size[d] = in.size("copy: size");
     from[d] = in.size("copy: stride");
     to[d] = in.size("copy: stride");
     count = product(in, {count, size[d]});
-    if (size[d] == 0) continue;
-    last_from += product(in, {size[d] - 1, from[d]});
-    last_to += product(in, {size[d] - 1, to[d]});
+    extend(in, size[d], from[d], &reach_from);
+    extend(in, size[d], to[d], &reach_to);
   }
-  const int64_t reach_from = count == 0 ? 0 : last_from + 1, reach_to = count == 0 ? 0 : last_to + 1;
   in.require(count <= reach_to, "copy writes places twice");
-  const auto* x = in.input(reach_from, 1, "copy reads outside its memory");
-  auto* out = in.output(reach_to, 1, "copy writes outside its memory");
+  const auto* x = in.input(count == 0 ? 0 : reach_from, 1, "copy reads outside its memory");
+  auto* out = in.output(count == 0 ? 0 : reach_to, 1, "copy writes outside its memory");
   if (count == 0) return;
   const int64_t lines = count / size[kRank - 1], length = size[kRank - 1];
   const int64_t step_from = from[kRank - 1], step_to = to[kRank - 1];
@@ -360,6 +452,8 @@ void run(const int64_t* words, int64_t count, const std::vector<Memory>& memorie
       case Opcode::lookup: lookup(in, parallel); break;
       case Opcode::copy: copy(in, parallel); break;
       case Opcode::channels_last: channels_last(in, parallel); break;
+      case Opcode::resize: resize(in, parallel); break;
+      case Opcode::convolve_transposed: convolve_transposed(in, parallel); break;
       case Opcode::max_pool: pool_windows(in, false, parallel); break;
       case Opcode::average_pool: pool_windows(in, true, parallel); break;
       default: in.require(false, "its opcode is unknown");

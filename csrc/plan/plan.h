@@ -32,6 +32,8 @@ enum class Opcode : int64_t {
   max_pool = 9,
   average_pool = 10,
   channels_last = 11,
+  resize = 12,
+  convolve_transposed = 13,
 };
 
 // Runs `words`. Throws std::invalid_argument, saying which instruction is wrong; outputs may then be half written.

@@ -6,9 +6,10 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "conv/conv.h"
+#include "conv/transpose.h"
 #include "elementwise/elementwise.h"
 #include "gemm/linear.h"
+#include "interpolate/interpolate.h"
 #include "pool/pool.h"
 #include "tests/check.h"
 
@@ -36,7 +37,8 @@ class Writer {
   std::vector<int64_t> words;
 };
 
-// A picture of floats is quantized, convolved, added to itself, squared, looked up, pooled, copied, and classified.
+// A picture of floats is quantized, convolved, added to itself, multiplied by its first position, looked up, pooled, copied,
+// and classified.
 struct Network {
   static constexpr int64_t kBatch = 2, kSide = 6, kChannels = 3, kFilters = 16, kClasses = 10;
   static constexpr int64_t kPicture = kBatch * kSide * kSide * kChannels, kMap = kBatch * kSide * kSide * kFilters;
@@ -81,9 +83,15 @@ struct Network {
     w(Opcode::convolve)(kFilters, kChannels, 1, 1, 3, 3, kBatch);
     w(1, 1, 1, 0, 0)(kSide, 1, 1, 1, 1)(kSide, 1, 1, 1, 1)(0, 128, arena, 0, arena, kOne);
     w(conv_weight, 0, conv_packed, 0, conv_zero, 0, conv_scale, 0, conv_offset, 0)(Type::u8)(100, 0, 255);
-    w(Opcode::add)(kMap)(Type::u8)(arena, kOne, 100)(Type::u8)(arena, kOne, 100)(0.5)(0.25)(Type::i8)(arena, kTwo);
+    const auto ones = [&](int dims) {
+      for (; dims > 0; --dims) w(1, 0, 0);
+    };
+    w(Opcode::add), ones(5);
+    w(kMap, 1, 1)(Type::u8)(arena, kOne, 100)(Type::u8)(arena, kOne, 100)(0.5)(0.25)(Type::i8)(arena, kTwo);
     w(1, -128, 127);
-    w(Opcode::mul)(kMap)(Type::i8)(arena, kTwo, 1)(Type::u8)(arena, kOne, 100)(0.01)(0.0)(Type::u8)(arena, kThree);
+    w(Opcode::mul), ones(3);
+    w(kBatch, kMap / kBatch, kMap / kBatch)(kSide * kSide, kFilters, 0)(kFilters, 1, 1)(Type::i8)(arena, kTwo, 1);
+    w(Type::u8)(arena, kOne, 100)(0.01)(0.0)(Type::u8)(arena, kThree);
     w(128, 0, 255);
     w(Opcode::lookup)(kMap)(Type::u8)(Type::u8)(arena, kThree, table, 0, arena, kOne);
     w(Opcode::max_pool)(kBatch, kFilters)(1, 1, 0, 1, 1, 0, 1, 0)(kSide, 3, 0, 3, 2, 1, 1, 0)(kSide, 3, 0, 2, 2, 0, 1, 0);
@@ -118,9 +126,11 @@ struct Network {
     conv::Requantize to;
     to.multiplier = multiplier.data(), to.offset = offset.data(), to.out_zero_point = 100;
     conv::run(isa, geometry, x.data(), false, 128, filters.data(), filter_zero.data(), nullptr, 0, to, map.data(), serial);
-    const elementwise::Operand u = {map.data(), Type::u8, 100, {1}}, s = {sum.data(), Type::i8, 1, {1}};
+    const elementwise::Operand u = {map.data(), Type::u8, 100, {1}};
     elementwise::add({kMap}, u, 0.5f, u, 0.25f, {1, -128, 127}, sum.data(), Type::i8, serial);
-    elementwise::mul({kMap}, s, u, 0.01f, {128, 0, 255}, product.data(), Type::u8, serial);
+    const elementwise::Operand first = {map.data(), Type::u8, 100, {kMap / kBatch, 0, 1}};
+    const elementwise::Operand all = {sum.data(), Type::i8, 1, {kMap / kBatch, kFilters, 1}};
+    elementwise::mul({kBatch, kSide * kSide, kFilters}, all, first, 0.01f, {128, 0, 255}, product.data(), Type::u8, serial);
     elementwise::lookup(product.data(), Type::u8, kMap, entries.data(), map.data(), Type::u8, serial);
     pool::Windows windows;
     windows.batch = kBatch, windows.channels = kFilters, windows.in[1] = windows.in[2] = kSide;
@@ -151,6 +161,56 @@ struct Network {
   }
 };
 
+// A picture of codes is resized and convolved transposed.
+struct Growing {
+  static constexpr int64_t kSide = 4, kWide = 7, kChannels = 3, kFilters = 5, kOut = 2 * kWide;
+  enum : int64_t { arena, input, output, weight, packed, multiplier, memory_count };
+
+  std::vector<uint8_t> picture, space, result, packed_weight;
+  std::vector<int8_t> filters;
+  std::vector<float> scales;
+  conv::TransposedGeometry geometry;
+  interpolate::Shape shape{1, kChannels, {1, kSide, kSide}, {1, kWide, kWide}};
+  interpolate::Way way;
+  std::vector<int64_t> words;
+
+  explicit Growing(Isa isa) : space(kWide * kWide * kChannels), result(kOut * kOut * kFilters) {
+    Random random(53);
+    picture = random.codes<uint8_t>(kSide * kSide * kChannels, 0, 255);
+    filters = random.codes<int8_t>(kChannels * kFilters * 9, -128, 127);
+    scales = random.reals<float>(kFilters, 1e-4, 1e-3);
+    geometry.weight = {kChannels, kFilters, 1, {1, 3, 3}, {1, 2, 2}, {1, 1, 1}};
+    for (int d : {1, 2}) geometry.in[d] = kWide, geometry.out[d] = kOut, geometry.padding[d] = 1;
+    packed_weight = conv::pack_transposed(isa, filters.data(), geometry.weight, Parallel::serial());
+    way.mode = interpolate::Mode::linear;
+    way.ratio[1] = way.ratio[2] = static_cast<double>(kSide) / kWide;
+    Writer w;
+    w(Opcode::resize)(1, kChannels)(1, 1)(1.0)(kSide, kWide)(way.ratio[1])(kSide, kWide)(way.ratio[2])(2, 0);
+    w(Type::u8)(9, input, 0, arena, 0);
+    w(Opcode::convolve_transposed)(kChannels, kFilters, 1, 1, 3, 3, 1);
+    w(1, 1, 1, 0, 0)(kWide, 2, 1, 1, 1)(kWide, 2, 1, 1, 1)(0, 9, arena, 0, output, 0);
+    w(weight, 0, packed, 0, -1, 0, multiplier, 0, -1, 0)(Type::u8)(128, 0, 255);
+    words = w.words;
+  }
+
+  std::vector<Memory> memories() {
+    const auto memory = [](auto& data, bool writable = false) {
+      return Memory{reinterpret_cast<uint8_t*>(data.data()), static_cast<int64_t>(data.size() * sizeof(data[0])), writable};
+    };
+    return {memory(space, true), memory(picture), memory(result, true), memory(filters), memory(packed_weight), memory(scales)};
+  }
+
+  std::vector<uint8_t> by_hand(Isa isa) const {
+    std::vector<uint8_t> wide(space.size()), out(result.size());
+    interpolate::resize(shape, way, picture.data(), Type::u8, 9, wide.data(), Parallel::serial());
+    conv::Requantize to;
+    to.multiplier = scales.data(), to.out_zero_point = 128;
+    conv::run_transposed(isa, geometry, wide.data(), false, 9, filters.data(), nullptr, nullptr, 0, to, out.data(),
+                         Parallel::serial());
+    return out;
+  }
+};
+
 // What became of a program: 0 it ran, 1 it was refused. The words lie in memory of exactly their size.
 int run(const std::vector<int64_t>& words, const std::vector<Memory>& memories) {
   const std::vector<int64_t> exact(words);
@@ -167,6 +227,9 @@ ZEROPOINT_TEST(plan_runs_its_kernels) {
   ZEROPOINT_CHECK(run(network.words, network.memories()) == 0, "whole program");
   check_equal(network.result, network.by_hand(isa), "result");
   ZEROPOINT_CHECK(run({}, network.memories()) == 0, "empty program");
+  Growing growing(isa);
+  ZEROPOINT_CHECK(run(growing.words, growing.memories()) == 0, "program of the ways to grow");
+  check_equal(growing.result, growing.by_hand(isa), "grown");
 }
 
 ZEROPOINT_TEST(plan_cut_short) {
@@ -179,32 +242,43 @@ ZEROPOINT_TEST(plan_cut_short) {
 }
 
 // Every word replaced: refused, or run within its memories.
-ZEROPOINT_TEST(plan_wrong_words) {
-  Network network(isa);
-  const auto memories = network.memories();
+template <class Program>
+void replace_every_word(Program program) {
+  const auto memories = program.memories();
   constexpr int64_t kTwo31 = int64_t{1} << 31;
-  for (size_t at = 0; at < network.words.size(); ++at) {
-    const int64_t right = network.words[at];
-    for (int64_t wrong : {int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{2}, int64_t{3}, int64_t{7}, right + 1,
-                          right - 1, right * 2, int64_t{1} << 20, kTwo31, kTwo31 + 1, INT64_MAX, INT64_MIN}) {
-      auto words = network.words;
+  for (size_t at = 0; at < program.words.size(); ++at) {
+    const auto right = static_cast<uint64_t>(program.words[at]);
+    for (int64_t wrong : {int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{2}, int64_t{3}, int64_t{7},
+                          static_cast<int64_t>(right + 1), static_cast<int64_t>(right - 1),
+                          static_cast<int64_t>(right * 2), int64_t{1} << 20, kTwo31, kTwo31 + 1, INT64_MAX, INT64_MIN}) {
+      auto words = program.words;
       words[at] = wrong;
       run(words, memories);
     }
   }
 }
 
-ZEROPOINT_TEST(plan_random_words) {
-  Network network(isa);
-  const auto memories = network.memories();
+ZEROPOINT_TEST(plan_wrong_words) {
+  replace_every_word(Network(isa));
+  replace_every_word(Growing(isa));
+}
+
+template <class Program>
+void replace_random_words(Program program) {
+  const auto memories = program.memories();
   Random random(52);
   for (int round = 0; round < 1500; ++round) {
-    auto words = network.words;
+    auto words = program.words;
     for (int64_t changes = random.between(1, 4); changes > 0; --changes)
       words[random.bits() % words.size()] = random.between(0, 2) ? random.between(-2, 40)
                                                                  : static_cast<int64_t>(random.bits());
     run(words, memories);
   }
+}
+
+ZEROPOINT_TEST(plan_random_words) {
+  replace_random_words(Network(isa));
+  replace_random_words(Growing(isa));
 }
 
 ZEROPOINT_TEST(plan_sizes_that_overflow) {

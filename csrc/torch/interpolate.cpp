@@ -1,7 +1,6 @@
 // zeropoint::interpolate on the CPU: checks, positions, layouts.
 #include "interpolate/interpolate.h"
 
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -10,38 +9,7 @@
 namespace zeropoint::binding {
 namespace {
 
-using interpolate::Places;
-
 constexpr const char* kName = "interpolate";
-
-// Positions past every input position, and what is no number, count as the last one and the first one.
-int64_t whole(double position, int64_t last) {
-  if (!(position > 0)) return 0;
-  return position >= static_cast<double>(last) ? last : static_cast<int64_t>(position);
-}
-
-Places nearest_places(int64_t from, int64_t to, double ratio, bool exact) {
-  Places places;
-  for (int64_t o = 0; o < to; ++o) {
-    const float position = (static_cast<float>(o) + (exact ? 0.5f : 0.0f)) * static_cast<float>(ratio);
-    places.low.push_back(whole(std::floor(position), from - 1));
-  }
-  return places;
-}
-
-Places linear_places(int64_t from, int64_t to, double ratio, bool align_corners) {
-  Places places;
-  const int64_t last = from - 1;
-  for (int64_t o = 0; o < to; ++o) {
-    const double place = static_cast<double>(o);
-    const double position = align_corners ? place * ratio : std::max((place + 0.5) * ratio - 0.5, 0.0);
-    const int64_t low = whole(std::floor(position), last);
-    places.low.push_back(low);
-    places.high.push_back(std::min(low + 1, last));
-    places.share.push_back(std::min(position - static_cast<double>(low), 1.0));
-  }
-  return places;
-}
 
 // Whether the dimensions lie in memory as (N, spatial, C).
 bool has_channels_last(const Tensor& x) {
@@ -96,18 +64,14 @@ Tensor resize(const Tensor& input, int64_t zero_point, std::vector<int64_t> size
   if (out.numel() == 0) return out;
 
   interpolate::Shape shape{last ? x.size(0) : x.size(0) * x.size(1), last ? x.size(1) : 1, {1, 1, 1}, {1, 1, 1}};
-  Places places[3];
-  for (int64_t d = 0; d < 3; ++d) {
-    const int64_t own = d - (3 - rank);
-    if (own >= 0) shape.from[d] = x.size(2 + own), shape.to[d] = size[own];
-    const double step = own >= 0 ? ratio[own] : 1.0;
-    places[d] = mode == "linear" ? linear_places(shape.from[d], shape.to[d], step, align_corners)
-                                 : nearest_places(shape.from[d], shape.to[d], step, mode == "nearest-exact");
-  }
-  if (mode == "linear")
-    interpolate::linear(shape, places, x.const_data_ptr(), type, zero_point, out.mutable_data_ptr(), torch_parallel());
-  else
-    interpolate::nearest(shape, places, x.const_data_ptr(), type, out.mutable_data_ptr(), torch_parallel());
+  interpolate::Way way;
+  way.mode = mode == "linear"    ? interpolate::Mode::linear
+             : mode == "nearest" ? interpolate::Mode::nearest
+                                 : interpolate::Mode::nearest_exact;
+  way.align_corners = align_corners;
+  for (int64_t d = 3 - rank, own = 0; d < 3; ++d, ++own)
+    shape.from[d] = x.size(2 + own), shape.to[d] = size[own], way.ratio[d] = ratio[own];
+  interpolate::resize(shape, way, x.const_data_ptr(), type, zero_point, out.mutable_data_ptr(), torch_parallel());
   return out;
 }
 

@@ -235,7 +235,10 @@ _TYPES = {
     torch.int32: 6,
 }
 _BYTES = (torch.int8, torch.uint8)
-_QUANTIZE, _DEQUANTIZE, _CONV, _LINEAR, _ADD, _MUL, _LOOKUP, _COPY, _MAX_POOL, _AVG_POOL, _CHANNELS_LAST = range(1, 12)
+_QUANTIZE, _DEQUANTIZE, _CONV, _LINEAR, _ADD, _MUL, _LOOKUP, _COPY, _MAX_POOL, _AVG_POOL = range(1, 11)
+_CHANNELS_LAST, _RESIZE, _CONV_TRANSPOSE = range(11, 14)
+_RANK = 6  # of what is listed with its strides
+_MODES = ("nearest", "nearest-exact", "linear")  # of resizing, in the order of csrc/interpolate
 
 
 def _bits(value: float) -> int:
@@ -302,21 +305,8 @@ class _Builder:
         """Copies codes from one layout to another, in the target's memory order."""
         if source.dtype.itemsize != 1:
             raise PlanError(f"{name}: a plan moves codes only, not {source.dtype}")
-        dims = [(n, s, t) for n, s, t in zip(target.shape, source.strides, target.strides, strict=True) if n != 1] or [
-            (1, 1, 1)
-        ]
-        dims.sort(key=lambda d: -d[2])
-        merged = [dims[0]]
-        for size, s, t in dims[1:]:  # dimensions that follow one another in both layouts are one
-            outer = merged[-1]
-            if outer[1] == s * size and outer[2] == t * size:
-                merged[-1] = (outer[0] * size, s, t)
-            else:
-                merged.append((size, s, t))
-        if len(merged) > 6:
-            raise PlanError(f"{name}: a plan copies up to six dimensions, not {len(merged)}")
-        merged = [(1, 0, 0)] * (6 - len(merged)) + merged
-        self.emit(name, _COPY, *[w for d in merged for w in d], self.ref(source), self.ref(target))
+        dims = _merged(name, target.shape, source.strides, target.strides)
+        self.emit(name, _COPY, *[w for d in dims for w in d], self.ref(source), self.ref(target))
 
     def strided(self, value: _Value, strides: tuple[int, ...], name: str) -> _Value:
         """The value in another memory layout: itself, or a copy."""
@@ -386,9 +376,6 @@ class _Builder:
         rank, channels = w.dim() - 2, w.shape[0]
         x = self.channels_last(x)
         out = self.place(node)
-        scales = cast(Tensor, self.tensor(weight_scale)).to(torch.float64).reshape(-1).expand(channels)
-        reals = self.tensor(bias)
-        zeros = cast(Tensor, self.tensor(weight_zero_point)).to(torch.int32).reshape(-1).expand(channels)
         sizes: list[int] = []
         for d in range(-3, 0):
             at = d + rank
@@ -400,12 +387,92 @@ class _Builder:
         self.emit(
             *("conv", _CONV, channels, w.shape[1], groups, *[1] * (3 - rank), *w.shape[2:], x.shape[0], *sizes),
             *(int(x.dtype == torch.int8), x_zero_point, self.ref(x), self.ref(out)),
-            self.constant(w),
+            *self.filters(w, packed, channels, weight_scale, weight_zero_point, bias, x_scale, out_scale),
+            *(_TYPES[out_dtype], out_zero_point, out_min, out_max),
+        )
+
+    def filters(
+        self,
+        weight: Tensor,
+        packed: Node | None,
+        channels: int,
+        weight_scale: Node,
+        weight_zero_point: Node,
+        bias: Node | None,
+        x_scale: float,
+        out_scale: float,
+    ) -> list[list[Any]]:
+        """The constants of a convolution: weights, and what its sums are requantized with."""
+        scales = cast(Tensor, self.tensor(weight_scale)).to(torch.float64).reshape(-1).expand(channels)
+        reals = self.tensor(bias)
+        zeros = cast(Tensor, self.tensor(weight_zero_point)).to(torch.int32).reshape(-1).expand(channels)
+        return [
+            self.constant(weight),
             self.constant(self.tensor(packed)),
             self.constant(zeros if bool(zeros.any()) else None),
             self.constant(grid.multiplier(x_scale * scales, out_scale)),
             self.constant(None if reals is None else grid.multiplier(reals, out_scale)),
+        ]
+
+    def conv_transpose(
+        self,
+        node: Node,
+        x: _Value,
+        x_scale: float,
+        x_zero_point: int,
+        weight: Node,
+        weight_scale: Node,
+        weight_zero_point: Node,
+        bias: Node | None,
+        stride: list[int],
+        padding: list[int],
+        output_padding: list[int],
+        dilation: list[int],
+        groups: int,
+        out_scale: float,
+        out_zero_point: int,
+        out_min: int,
+        out_max: int,
+        out_dtype: torch.dtype,
+        packed: Node | None,
+    ) -> None:
+        w = cast(Tensor, self.tensor(weight))
+        rank, columns = w.dim() - 2, w.shape[1]
+        x = self.channels_last(x)
+        out = self.place(node)
+        missing = 3 - rank
+        sizes = [1, 1, 1, 0, 0] * missing
+        for numbers in zip(x.shape[2:], stride, dilation, padding, output_padding, strict=True):
+            sizes += numbers
+        self.emit(
+            "conv_transpose",
+            *(_CONV_TRANSPOSE, w.shape[0], columns, groups, *[1] * missing, *w.shape[2:]),
+            *(x.shape[0], *sizes, int(x.dtype == torch.int8), x_zero_point, self.ref(x), self.ref(out)),
+            *self.filters(w, packed, columns * groups, weight_scale, weight_zero_point, bias, x_scale, out_scale),
             *(_TYPES[out_dtype], out_zero_point, out_min, out_max),
+        )
+
+    def resize(
+        self,
+        node: Node,
+        x: _Value,
+        zero_point: int,
+        size: list[int],
+        ratio: list[float],
+        mode: str,
+        align_corners: bool,
+    ) -> None:
+        out = self.place(node)
+        inside = out.lies_in(_channels_last_strides(out.shape))
+        x = self.channels_last(x) if inside else self.strided(x, _contiguous_strides(x.shape), "interpolate")
+        sizes: list[int] = [1, 1, _bits(1.0)] * (3 - len(size))
+        for before, after, step in zip(x.shape[2:], size, ratio, strict=True):
+            sizes += [before, after, _bits(step)]
+        outer, inner = (x.shape[0], x.shape[1]) if inside else (x.shape[0] * x.shape[1], 1)
+        self.emit(
+            "interpolate",
+            *(_RESIZE, outer, inner, *sizes, _MODES.index(mode), int(align_corners)),
+            *(_TYPES[x.dtype], zero_point, self.ref(x), self.ref(out)),
         )
 
     def linear(
@@ -458,17 +525,21 @@ class _Builder:
     ) -> None:
         out_zero_point, out_min, out_max, out_dtype = grid_words
         name = "add" if opcode == _ADD else "mul"
-        if a.shape != b.shape:
-            raise PlanError(f"{name} in a plan takes operands of one shape, got {a.shape} and {b.shape}")
         out = self.place(node)
-        a, b = self.strided(a, out.strides, name), self.strided(b, out.strides, name)
+        if not out.is_dense():
+            raise PlanError(f"{name} in a plan gives dense results, not strides {out.strides} of {out.shape}")
+        a, b = (self.strided(x, out.strides, name) if x.shape == out.shape else x for x in (a, b))
+        repeated = [_repeated(x, out.shape) for x in (a, b)]
+        dims = _merged(name, out.shape, *repeated, out.strides)
         if opcode == _ADD:
             factors = grid.multiplier(a_scale, out_scale), grid.multiplier(b_scale, out_scale)
         else:
             factors = grid.multiplier(a_scale * b_scale, out_scale), torch.zeros(())
         self.emit(
-            *(name, opcode, out.count, _TYPES[a.dtype], self.ref(a), a_zero_point),
-            *(_TYPES[b.dtype], self.ref(b), b_zero_point, *(_bits(float(f)) for f in factors)),
+            name,
+            *(opcode, *[word for size, left, right, _ in dims for word in (size, left, right)]),
+            *(_TYPES[a.dtype], self.ref(a), a_zero_point, _TYPES[b.dtype], self.ref(b), b_zero_point),
+            *(_bits(float(f)) for f in factors),
             *(_TYPES[out_dtype], self.ref(out), out_zero_point, out_min, out_max),
         )
 
@@ -561,6 +632,18 @@ class _Builder:
         start = sum(pairs[2 * d] * out.strides[-1 - d] for d in range(len(pairs) // 2))
         self.copy("pad", x, _Value(out.buffer, x.shape, out.strides, out.dtype, start))
 
+    def pixel_shuffle(self, node: Node, x: _Value, factor: int) -> None:
+        """Channels (C, factor, factor) become positions: a copy in six dimensions."""
+        if len(x.shape) != 4:
+            raise PlanError(f"pixel_shuffle in a plan takes a batch of pictures, got {x.shape}")
+        out = self.place(node)
+        batch, channels, height, width = x.shape
+        shape = (batch, channels // factor**2, height, factor, width, factor)
+        n, c, h, w = x.strides
+        source = _Value(x.buffer, shape, (n, c * factor**2, h, c * factor, w, c), x.dtype, x.start)
+        n, c, h, w = out.strides
+        self.copy("pixel_shuffle", source, _Value(out.buffer, shape, (n, c, h * factor, h, w * factor, w), out.dtype))
+
     def move(self, node: Node, x: _Value) -> None:
         """A reshape, slice or copy: a view where the eager operator gives one, else a copy."""
         fake, base = cast(Tensor, node.meta["val"]), cast(Tensor, cast(Node, node.args[0]).meta["val"])
@@ -574,6 +657,32 @@ class _Builder:
             self.values[node] = self.strided(out, tuple(fake.stride()), _short(node))
             return
         self.copy(_short(node), x, out)
+
+
+def _repeated(x: _Value, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a value in the dimensions of a larger shape: 0 where it is repeated."""
+    missing = len(shape) - len(x.shape)
+    strides = (0 if have != want else s for have, want, s in zip(x.shape, shape[missing:], x.strides, strict=True))
+    return (*[0] * missing, *strides)
+
+
+def _merged(name: str, shape: tuple[int, ...], *strides: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Dimensions (size, strides...) from the outermost to the innermost of the last layout, in as few as can be.
+
+    What follows one another in all layouts is one dimension. Dimensions of size 1 fill up to ``_RANK``.
+    """
+    dims = [dim for dim in zip(shape, *strides, strict=True) if dim[0] != 1]
+    dims.sort(key=lambda dim: -dim[-1])
+    merged: list[tuple[int, ...]] = []
+    for size, *steps in dims:
+        outer = merged[-1] if merged else None
+        if outer and all(far == near * size for far, near in zip(outer[1:], steps, strict=True)):
+            merged[-1] = (outer[0] * size, *steps)
+        else:
+            merged.append((size, *steps))
+    if len(merged) > _RANK:
+        raise PlanError(f"{name}: a plan goes through up to six dimensions, not {len(merged)}")
+    return [(1, *[0] * len(strides))] * (_RANK - len(merged)) + merged
 
 
 def _short(node: Node) -> str:
@@ -614,7 +723,7 @@ _MOVES = {
     *(_aten.select.int, _aten.narrow.default, _aten.contiguous.default, _aten.clone.default),
     *(_aten.detach.default, _aten.alias.default, _aten.unflatten.int, _aten.expand.default),
     *(_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default),
-    *(_aten.chunk.default, _aten.split.Tensor, _aten.split_with_sizes.default),
+    *(_aten.chunk.default, _aten.split.Tensor, _aten.split_with_sizes.default, _aten.unbind.int),
 }
 _NO_STEPS = {_aten._assert_tensor_metadata.default, torch._C._set_grad_enabled}
 
@@ -631,6 +740,12 @@ def _lower(build: _Builder, node: Node) -> None:
         build.conv(node, *args)
     elif target == _ops.linear.default:
         build.linear(node, *args)
+    elif target == _ops.conv_transpose.default:
+        build.conv_transpose(node, *args)
+    elif target == _ops.interpolate.default:
+        build.resize(node, *args)
+    elif target == _aten.pixel_shuffle.default:
+        build.pixel_shuffle(node, *args)
     elif target == _ops.add.default:
         build.combine(node, _ADD, *args)
     elif target == _ops.mul.default:
