@@ -175,7 +175,7 @@ def test_the_command(tree: Path) -> None:
     before = (tree / "package" / "a.py").read_bytes()
     assert "+x = zeropoint.qint8" in command("--diff")
     assert (tree / "package" / "a.py").read_bytes() == before
-    assert "2 changes made in 1 files; 0 places left" in command("--write")
+    assert "2 changes made in 1 file; 0 places left" in command("--write")
     assert b"zeropoint.qint8" in (tree / "package" / "a.py").read_bytes()
 
 

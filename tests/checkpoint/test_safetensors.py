@@ -151,6 +151,8 @@ def test_an_old_checkpoint_converted(path: Path) -> None:
     }
     assert not summary.left
     assert str(summary).startswith("3 packed modules, 0 quantized tensors")
+    one = checkpoint.ConversionSummary(["a"], {"b": ""}, {"c": ""}, {"d": ""})
+    assert str(one).startswith("1 packed module, 1 quantized tensor, 1 plain tensor converted; 1 entry left\n")
     found = checkpoint.load_file(path)
     assert found["5.weight"].dtype == torch.int8
     assert found["5.weight_scale"].shape == (5,)

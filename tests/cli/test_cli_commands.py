@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import zeropoint as zp
 from zeropoint import backends, checkpoint, recipe
 from zeropoint.cli import COMMANDS
 
@@ -91,6 +92,18 @@ def test_inspect_reads_safetensors_of_others(invoke: Callable[..., Any], folder:
     assert json.loads(invoke("inspect", "a.safetensors", "--json").stdout)["tensors"] == [
         {"name": "a", "dtype": "float32", "shape": [2, 3], "bytes": 24, "grid": None}
     ]
+
+
+def test_inspect_counts_in_words(invoke: Callable[..., Any], folder: Path) -> None:
+    codes = zp.quantize_per_tensor(torch.ones(2), 1.0, 0, zp.qint8)
+    torch.save({"codes": codes, "floats": torch.ones(2)}, "one.pt")
+    words = invoke("inspect", "one.pt").stdout.splitlines()[-1]
+    assert ": 1 quantized tensor (" in words
+    assert ", 1 other (" in words
+    torch.save({}, "none.pt")
+    words = invoke("inspect", "none.pt").stdout.splitlines()[-1]
+    assert ": 0 quantized tensors (" in words
+    assert ", 0 others (" in words
 
 
 def test_inspect_runs_nothing_from_a_file(invoke: Callable[..., Any], folder: Path) -> None:

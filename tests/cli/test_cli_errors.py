@@ -120,10 +120,19 @@ def test_wrong_data(invoke: Callable[..., Any], folder: Path, data: str, text: s
             "--evaluate 'nets:no_model': calling it raised",
         ),
         (("convert-checkpoint", "nets.pt", "new.foo"), "new.foo: the name must end in .safetensors"),
-        (("inspect", "missing.pt"), "there is no such file"),
-        (("inspect", "."), "this is no file"),
+        (("convert-checkpoint", "missing.pt", "new.safetensors"), "error: missing.pt: there is no such file"),
+        (("convert-checkpoint", ".", "new.safetensors"), "error: .: this is no file"),
+        (("migrate", "missing.py"), "error: missing.py: there is no such file or folder"),
+        (("migrate", "nets.py", "missing", "--json"), "error: missing: there is no such file or folder"),
+        (("inspect", "missing.pt"), "error: missing.pt: there is no such file"),
+        (("inspect", "."), "error: .: this is no file"),
         (("inspect", "nets.py"), "this is no file of torch.save"),
-        (("report", "nets:make", "missing.pt", "-d", "x.npz", "-o", "r.md"), "there is no such file"),
+        (
+            ("report", "nets:make", "missing.pt", "-d", "x.npz", "-o", "r.md"),
+            "error: missing.pt: there is no such file",
+        ),
+        (("report", "nets:make", ".", "-d", "x.npz", "-o", "r.md"), "error: .: this is no file"),
+        (("bench", "nets:make", "-d", "x.npz", "--checkpoint", "missing.pt"), "missing.pt: there is no such file"),
         (("report", "nets:make", "nets.pt", "-d", "x.npz", "-o", "r.md"), "error: "),
     ],
 )
@@ -131,6 +140,46 @@ def test_wrong_words(invoke: Callable[..., Any], folder: Path, words: tuple[str,
     (folder / "nets.pt").touch()
     assert text in one_line(invoke(*words))
     assert files(folder) == ["nets.pt"]
+
+
+def test_nothing_is_rewritten_where_a_path_is_missing(invoke: Callable[..., Any], folder: Path) -> None:
+    (folder / "old.py").write_text("import torch.ao.quantization\n")
+    assert "missing: there is no such file or folder" in one_line(invoke("migrate", "old.py", "missing", "--write"))
+    assert (folder / "old.py").read_text() == "import torch.ao.quantization\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "made.pt"),
+        ("convert-checkpoint", "made.pt", "new.safetensors"),
+    ],
+)
+def test_classes_of_the_users_own_are_read_with_an_option(
+    invoke: Callable[..., Any], folder: Path, words: tuple[str, ...]
+) -> None:
+    torch.save({"settings": Settings()}, "made.pt")
+    name = f"{Settings.__module__}.Settings"
+    said = one_line(invoke(*words))
+    assert said.startswith(f"error: made.pt: the file refers to {name}, which is not in the list")
+    assert f"save a state_dict instead, or pass --allow {name} to read it as an inert record" in said
+    assert "allow=" not in said
+    assert invoke(*words, "--allow", name).exit_code == 0
+
+
+def test_commands_without_that_option_do_not_name_it(invoke: Callable[..., Any], folder: Path) -> None:
+    torch.save({"settings": Settings()}, "made.pt")
+    for words in (
+        ("quantize", "nets:make", "--data", "made.pt", "-o", "net.pt"),
+        ("report", "nets:make", "made.pt", "-d", "x.npz", "-o", "r.md"),
+        ("bench", "nets:make", "-d", "x.npz", "--checkpoint", "made.pt"),
+    ):
+        said = one_line(invoke(*words))
+        assert "which is not in the list of what this reader builds: save a state_dict instead\n" in said
+
+
+class Settings:
+    """What somebody keeps beside the weights."""
 
 
 def test_a_checkpoint_of_another_model(invoke: Callable[..., Any], folder: Path) -> None:
@@ -147,6 +196,17 @@ def test_wrong_options_have_a_status_of_their_own(shell: Callable[..., Any]) -> 
     done = shell("quantize", "nets:make", "--methd", "dynamic", "-o", "net.pt")
     assert done.returncode == 2
     assert "--methd" in done.stderr
+
+
+def test_the_status_of_a_wrong_command_line(invoke: Callable[..., Any]) -> None:
+    for words in (
+        ("inspekt", "x"),
+        ("inspect",),
+        ("migrate",),
+        ("quantize", "nets:make", "-o", "n.pt", "--method", "x"),
+    ):
+        done = invoke(*words)
+        assert (done.exit_code, "Usage: " in done.stderr) == (2, True), words
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -40,12 +40,16 @@ class ConversionSummary:
 
     def __str__(self) -> str:
         lines = [
-            f"{len(self.modules)} packed modules, {len(self.quantized)} quantized tensors, "
-            f"{len(self.tensors)} plain tensors converted; {len(self.left)} entries left"
+            f"{_counted(self.modules, 'packed module')}, {_counted(self.quantized, 'quantized tensor')}, "
+            f"{_counted(self.tensors, 'plain tensor')} converted; {_counted(self.left, 'entry', 'entries')} left"
         ]
         for title, entries in (("packed", self.modules), ("quantized", self.quantized), ("left", self.left)):
             lines += [f"  {title:<9}  {name}: {what}" for name, what in entries.items()]
         return "\n".join(lines)
+
+
+def _counted(found: Collection[str], one: str, more: str | None = None) -> str:
+    return f"{len(found)} {one if len(found) == 1 else more or one + 's'}"
 
 
 def convert_state_dict(state_dict: Mapping[str, Any]) -> tuple[OrderedDict[str, Any], ConversionSummary]:

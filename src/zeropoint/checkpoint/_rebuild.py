@@ -132,10 +132,12 @@ class Allowed:
             return nn.Parameter if name == "Parameter" else Tensor
         if module.startswith(_MODULES):
             return _recorder(full, SavedModule)
-        raise CheckpointError(
+        error = CheckpointError(
             f"the file refers to {full}, which is not in the list of what this reader builds: save a state_dict "
             f"instead, or pass allow=[{full!r}] to read it as an inert record"
         )
+        error.unknown_class = full
+        raise error
 
     # --- quantized tensors ---
 

@@ -16,7 +16,13 @@ __all__ = ["CheckpointError", "PackedParams", "Record", "SavedModule", "module_s
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be read: damaged, inconsistent, or holding what this reader refuses. The text says which."""
+    """A file that cannot be read: damaged, inconsistent, or holding what this reader refuses. The text says which.
+
+    Attributes:
+        unknown_class: the class that the file refers to and ``allow`` does not name, where that is the reason.
+    """
+
+    unknown_class: str | None = None
 
 
 @dataclass(eq=False)

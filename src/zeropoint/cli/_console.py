@@ -10,13 +10,14 @@ import functools
 import json
 import math
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-__all__ = ["Terminated", "command", "counted", "fail", "megabytes", "show_json", "table"]
+__all__ = ["Terminated", "command", "counted", "fail", "megabytes", "show_json", "table", "without_python"]
 
 _EXPLAINED = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 """Errors whose text is enough: it names what was seen and the cure. Others are named by their class too."""
@@ -65,6 +66,21 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def without_python(error: Exception, option: str | None = None) -> str:
+    """The text of an error; its cure for a class that the reader of checkpoints does not know is the command's option.
+
+    Args:
+        error: any.
+        option: what the command calls ``allow``; None where it has no such option.
+    """
+    text, name = str(error).strip(), getattr(error, "unknown_class", None)
+    if name is None:
+        return text
+    if option is None:
+        return text.replace(f", or pass allow=[{name!r}] to read it as an inert record", "")
+    return text.replace(f"allow=[{name!r}]", f"{option} {shlex.quote(name)}")
+
+
 def fail(message: str, status: int = 1) -> NoReturn:
     """Ends the command with one line on stderr."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
@@ -111,5 +127,5 @@ def _words(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         what = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or type(error).__name__).lower()
         return f"{error.filename}: {what}" if error.filename else what
-    text = str(error).strip()
+    text = without_python(error)
     return text if text and isinstance(error, _EXPLAINED) else f"{type(error).__name__}: {text}".removesuffix(": ")

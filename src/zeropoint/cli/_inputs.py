@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from zeropoint import checkpoint
 from zeropoint.ao import quantization
+from zeropoint.cli._console import without_python
 
 __all__ = ["FORMS", "load_data", "load_function", "load_model", "make_qconfig"]
 
@@ -283,7 +284,7 @@ def _read_torch(path: Path) -> Any:
     try:
         found = checkpoint.load(path)
     except checkpoint.CheckpointError as error:
-        raise ValueError(f"DATA {path}: {error}") from error
+        raise ValueError(f"DATA {path}: {without_python(error)}") from error
     return found if isinstance(found, (Tensor, Mapping, list)) else [found]
 
 

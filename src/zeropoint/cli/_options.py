@@ -25,6 +25,7 @@ __all__ = [
     "QConfigOption",
     "WeightGrid",
     "Weights",
+    "check_source",
     "check_target",
     "saved_size",
     "shows_progress",
@@ -83,6 +84,18 @@ def shows_progress(json: bool) -> bool:
     import sys
 
     return sys.stderr.isatty() and not json
+
+
+def check_source(path: Path, folders: bool = False) -> None:
+    """Whether there is a file to read, or a folder where a command takes those.
+
+    Raises:
+        ValueError: in words for the user. A wrong file is status 1, so typer checks none: its own status is 2.
+    """
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file{' or folder' if folders else ''}")
+    if not (path.is_file() or folders):
+        raise ValueError(f"{path}: this is no file")
 
 
 def check_target(path: Path, endings: tuple[str, ...], overwrite: bool) -> None:

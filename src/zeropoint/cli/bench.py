@@ -37,7 +37,9 @@ def register(app: "typer.Typer") -> None:
     def bench(
         program: options.Program,
         data: options.Data,
-        checkpoint: Annotated[Path | None, typer.Option(help='What "zeropoint quantize" wrote.')] = None,
+        checkpoint: Annotated[
+            Path | None, typer.Option(readable=False, help='What "zeropoint quantize" wrote.')
+        ] = None,
         method: Annotated[
             options.Method, typer.Option(help="Without --checkpoint: how to quantize.")
         ] = options.Method.static,
@@ -55,8 +57,8 @@ def register(app: "typer.Typer") -> None:
         from zeropoint.cli import _inputs
         from zeropoint.cli._console import show_json, table
 
-        if checkpoint is not None and not checkpoint.is_file():
-            raise ValueError(f"{checkpoint}: there is no such file")
+        if checkpoint is not None:
+            options.check_source(checkpoint)
         model = _inputs.load_model(program)
         timed = _inputs.load_data(data, batch_size=batch_size, batches=1, inputs=inputs)
         recipe.check_data(model, timed)

@@ -31,8 +31,8 @@ def register(app: "typer.Typer") -> None:
 
     @command(app, "convert-checkpoint", help=_HELP)
     def convert_checkpoint(
-        source: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that torch.save wrote.")],
-        target: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+        source: Annotated[Path, typer.Argument(readable=False, help="A file that torch.save wrote.")],
+        target: Annotated[Path, typer.Argument(readable=False, help="The safetensors file to write.")],
         key: Annotated[
             str | None, typer.Option(help="Where the state dict is in the file, such as model.state_dict.")
         ] = None,
@@ -43,13 +43,14 @@ def register(app: "typer.Typer") -> None:
         json: options.Json = False,
     ) -> None:
         from zeropoint.checkpoint import CheckpointError, convert_file
-        from zeropoint.cli._console import fail, show_json, table
+        from zeropoint.cli._console import fail, show_json, table, without_python
 
+        options.check_source(source)
         options.check_target(target, (".safetensors",), overwrite)
         try:
             summary = convert_file(source, target, key=key, allow=allow or ())
         except (CheckpointError, ImportError, TypeError) as error:
-            fail(f"{source}: {error}")
+            fail(f"{source}: {without_python(error, '--allow')}")
         if json:
             show_json({**asdict(summary), "target": str(target), "bytes": target.stat().st_size})
             return

@@ -33,7 +33,7 @@ def register(app: "typer.Typer") -> None:
 
     @command(app, "inspect", help=_HELP)
     def inspect_file(
-        file: Annotated[Path, typer.Argument(help="The file.")],
+        file: Annotated[Path, typer.Argument(readable=False, help="The file.")],
         allow: Annotated[
             list[str] | None, typer.Option(help="A class of your own that the file names, to read as an inert record.")
         ] = None,
@@ -61,10 +61,11 @@ def register(app: "typer.Typer") -> None:
                 f"{counted(len(recipe['islands']), 'module')} in float"
                 + "".join(f", {name} {value}" for name, value in recipe["settings"].items())
             )
+        others = counted(len(found["tensors"]) - found["quantized_tensors"], "other")
         print(
-            f"{found['format']}, {megabytes(found['file_bytes'])}: {found['quantized_tensors']} quantized tensors "
-            f"({megabytes(found['quantized_bytes'])}), {len(found['tensors']) - found['quantized_tensors']} others "
-            f"({megabytes(found['other_bytes'])})"
+            f"{found['format']}, {megabytes(found['file_bytes'])}: "
+            f"{counted(found['quantized_tensors'], 'quantized tensor')} ({megabytes(found['quantized_bytes'])}), "
+            f"{others} ({megabytes(found['other_bytes'])})"
         )
 
 
@@ -72,16 +73,14 @@ def _inspect(path: Path, allow: list[str]) -> dict[str, Any]:
     import json
 
     from zeropoint import checkpoint, recipe
-    from zeropoint.cli._console import fail
+    from zeropoint.cli._console import fail, without_python
+    from zeropoint.cli._options import check_source
 
-    if not path.exists():
-        fail(f"{path}: there is no such file")
-    if not path.is_file():
-        fail(f"{path}: this is no file")
+    check_source(path)
     try:
         kind, state, settings = _read(path, allow)
     except checkpoint.CheckpointError as error:
-        fail(f"{path}: {error}")
+        fail(f"{path}: {without_python(error, '--allow')}")
     entries, other = [], []
     for name, value in state:
         entry = _tensor(name, value)

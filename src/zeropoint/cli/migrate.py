@@ -33,7 +33,7 @@ def register(app: "typer.Typer") -> None:
 
     @command(app, "migrate", help=_HELP)
     def migrate(
-        paths: Annotated[list[Path], typer.Argument(exists=True, help="Python files and folders.")],
+        paths: Annotated[list[Path], typer.Argument(readable=False, help="Python files and folders.")],
         diff: Annotated[bool, typer.Option("--diff", help="Show every change.")] = False,
         write: Annotated[bool, typer.Option("--write", help="Change the files.")] = False,
         json: options.Json = False,
@@ -43,6 +43,8 @@ def register(app: "typer.Typer") -> None:
         from zeropoint.cli._console import counted, fail, show_json, table
         from zeropoint.migrate import migrate_paths
 
+        for given in paths:
+            options.check_source(given, folders=True)
         changes, changed, left = 0, 0, []
         facts: list[dict[str, Any]] = []
         unread: list[str] = []
@@ -69,7 +71,9 @@ def register(app: "typer.Typer") -> None:
         else:
             table(("left as it is", "name", "why"), left)
             verb = "made" if write else "to make"
-            print(f"{changes} changes {verb} in {changed} files; {len(left)} places left")
+            print(
+                f"{counted(changes, 'change')} {verb} in {counted(changed, 'file')}; {counted(len(left), 'place')} left"
+            )
             if changes and not write:
                 print("--diff shows them, --write applies them")
         if unread:

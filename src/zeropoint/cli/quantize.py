@@ -49,7 +49,8 @@ def register(app: "typer.Typer") -> None:
     def quantize(
         program: options.Program,
         output: Annotated[
-            Path, typer.Option("--output", "-o", help="The checkpoint to write: .safetensors, .pt or .pth.")
+            Path,
+            typer.Option("--output", "-o", readable=False, help="The checkpoint to write: .safetensors, .pt or .pth."),
         ],
         data: Annotated[
             str | None, typer.Option("--data", "-d", metavar="DATA", help="Calibration data, never the test data.")
@@ -76,7 +77,7 @@ def register(app: "typer.Typer") -> None:
         batches: options.Batches = None,
         inputs: options.Inputs = None,
         report: Annotated[
-            Path | None, typer.Option(help="Write what it cost as .html, .md or .json; needs --data.")
+            Path | None, typer.Option(readable=False, help="Write what it cost as .html, .md or .json; needs --data.")
         ] = None,
         sensitivity: Annotated[
             bool, typer.Option("--sensitivity", help="Measure for the report which layers hurt; takes long.")

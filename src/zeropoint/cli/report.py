@@ -35,9 +35,13 @@ def register(app: "typer.Typer") -> None:
     @command(app, "report", help=_HELP.format(forms=FORMS))
     def report(
         program: options.Program,
-        checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="The quantized checkpoint.")],
+        checkpoint: Annotated[
+            Path, typer.Argument(metavar="CHECKPOINT", readable=False, help="The quantized checkpoint.")
+        ],
         data: options.Data,
-        output: Annotated[Path, typer.Option("--output", "-o", help="The report: .html, .md or .json.")],
+        output: Annotated[
+            Path, typer.Option("--output", "-o", readable=False, help="The report: .html, .md or .json.")
+        ],
         title: Annotated[str | None, typer.Option(help="Of the page.  [default: the model's class]")] = None,
         sensitivity: Annotated[
             bool, typer.Option("--sensitivity", help="Measure which layers hurt as well; takes long.")
@@ -51,12 +55,11 @@ def register(app: "typer.Typer") -> None:
         from zeropoint import analysis, recipe
         from zeropoint import report as reports
         from zeropoint.cli import _inputs
-        from zeropoint.cli._console import show_json
+        from zeropoint.cli._console import counted, show_json
 
         progress = options.shows_progress(json)
         options.check_target(output, (".html", ".md", ".json"), overwrite)
-        if not checkpoint.is_file():
-            raise ValueError(f"{checkpoint}: there is no such file")
+        options.check_source(checkpoint)
         model = _inputs.load_model(program)
         loaded = _inputs.load_data(data, batch_size=batch_size, batches=batches, inputs=inputs, progress=progress)
         recipe.check_data(model, loaded)
@@ -79,7 +82,7 @@ def register(app: "typer.Typer") -> None:
             return
         worst = found.worst()[0] if found.worst() else None
         print(
-            f"{len(found.layers)} layers, output {found.output:.1f} dB"
+            f"{counted(len(found.layers), 'layer')}, output {found.output:.1f} dB"
             + (f", the layer that adds most noise is {worst.name or '(root)'}" if worst else "")
         )
         print(f"wrote {output}")

@@ -25,18 +25,19 @@ def python_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     Folders that start with a dot, and those of builds and environments, are skipped unless they are named themselves.
 
     Raises:
-        FileNotFoundError: a path does not exist.
+        FileNotFoundError: a path does not exist; then no other one is given.
     """
-    for given in paths:
-        path = Path(given)
+    given = [Path(path) for path in paths]
+    for path in given:
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: there is no such file or folder")
+    for path in given:
         if path.is_dir():
             for folder, folders, files in os.walk(path):
                 folders[:] = sorted(name for name in folders if name not in _SKIPPED and not name.startswith("."))
                 yield from (Path(folder, name) for name in sorted(files) if name.endswith((".py", ".pyi")))
-        elif path.exists():
-            yield path
         else:
-            raise FileNotFoundError(f"{path} does not exist")
+            yield path
 
 
 def migrate_paths(
