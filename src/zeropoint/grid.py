@@ -23,6 +23,7 @@ from torch import Tensor
 __all__ = [
     "DEFAULT_EPS",
     "affine_qparams",
+    "check_operator_scales",
     "check_scale",
     "check_zero_point",
     "choose_qparams",
@@ -79,6 +80,18 @@ def check_scale(scale: float, name: str = "scale") -> float:
     if value < _SMALLEST_SCALE or value > torch.finfo(torch.float32).max:
         raise ValueError(f"{name} must lie in float32's range, and its reciprocal too, got {value}")
     return value
+
+
+def check_operator_scales(name: str, x_scale: float, out_scale: float) -> None:
+    """What operators over plain tensors that requantize sums ask of the grids of their input and output.
+
+    Raises:
+        RuntimeError: a scale that is not finite and above 0.
+    """
+    if not all(math.isfinite(scale) and scale > 0 for scale in (x_scale, out_scale)):
+        raise RuntimeError(
+            f"{name} takes an x_scale and an out_scale that are finite and above 0, got {x_scale} and {out_scale}"
+        )
 
 
 def check_zero_point(zero_point: int, quant_min: int, quant_max: int, name: str = "zero_point") -> int:

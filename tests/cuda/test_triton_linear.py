@@ -118,6 +118,8 @@ def test_sizes_that_do_not_fit_are_errors(device: torch.device) -> None:
     x = torch.zeros(2, 7, dtype=torch.uint8, device=device)
     with pytest.raises(RuntimeError, match="takes x"):
         torch.ops.zeropoint.linear(x, 0.1, 0, weight, one, zero, None, 0.1, 0, 0, 255, torch.uint8, None)
+    with pytest.raises(RuntimeError, match="linear takes an x_scale and an out_scale that are finite and above 0"):
+        torch.ops.zeropoint.linear(x, 0.1, 0, weight[:, :7], one, zero, None, 0.0, 0, 0, 255, torch.uint8, None)
     with pytest.raises(RuntimeError, match="as many biases"):
         torch.ops.zeropoint.linear(
             torch.zeros(2, 8, dtype=torch.uint8, device=device),

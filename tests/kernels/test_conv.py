@@ -356,14 +356,33 @@ def test_sizes_that_do_not_fit_are_refused(name: str) -> None:
             run()
 
 
-@native
 @pytest.mark.parametrize("size", [2**31, 2**62])
 def test_huge_arguments_are_refused(size: int) -> None:
     for case in (Case(X, W, padding=size), Case(X, W, stride=size), Case(X, W, dilation=size)):
-        with pytest.raises(RuntimeError):
-            case.run()
-    with pytest.raises(RuntimeError):  # an output that no memory holds
+        for run in (case.run, case.reference):
+            with pytest.raises(RuntimeError, match=r"paddings of at least 0, all below 2\*\*31, got"):
+                run()
+
+
+@native
+def test_an_output_that_no_memory_holds_is_refused() -> None:
+    with pytest.raises(RuntimeError):
         Case(X, W, padding=2**31 - 1).run()
+
+
+@pytest.mark.parametrize("name", ["x_scale", "out_scale"])
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_scales_that_make_no_grid_are_refused(name: str, scale: float) -> None:
+    case = replace(Case(X, W), **{name: scale})
+    for run in (case.run, case.reference):
+        with pytest.raises(
+            RuntimeError, match="conv takes an x_scale and an out_scale that are finite and above 0, got"
+        ):
+            run()
+    if name == "out_scale":
+        q = zp.quantize_per_tensor(torch.zeros(1, 4, 5, 5), 1.0, 0, zp.quint8)
+        with pytest.raises(ValueError, match="out_scale must be finite and above 0, got"):
+            conv(q, W, torch.ones(1), torch.zeros(1, dtype=torch.int32), None, scale, 0)
 
 
 # --- packed weights -----------------------------------------------------------------------------------------------

@@ -212,6 +212,28 @@ def test_arguments_that_do_not_fit_are_refused(change: str, value: Any) -> None:
             function(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("change", "value", "text"),
+    [
+        ("stride", [2**40, 1], r"strides and dilations of at least 1, .*all below 2\*\*31, got \[1099511627776, 1\]"),
+        ("dilation", [1, 2**31], r"strides and dilations of at least 1, .*all below 2\*\*31, got \[2, 2\]"),
+        ("padding", [2**40, 0], r"paddings of at least 0, all below 2\*\*31, got .*\[1099511627776, 0\]"),
+        ("padding", [20, 0], r"would have size -?\d+ in spatial dimension 0.*give it another input or padding"),
+        ("x_scale", 0.0, "x_scale and an out_scale that are finite and above 0, got 0"),
+        ("x_scale", float("nan"), "x_scale and an out_scale that are finite and above 0, got nan"),
+        ("out_scale", -1.0, "x_scale and an out_scale that are finite and above 0, got 0.02 and -1"),
+        ("out_scale", float("inf"), "x_scale and an out_scale that are finite and above 0, got 0.02 and inf"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_with_the_range(change: str, value: Any, text: str) -> None:
+    names = [a.name for a in torch.ops.zeropoint.conv_transpose.default._schema.arguments]
+    arguments = list(call([3, 3], [5, 5], [2, 2], packed=False))
+    arguments[names.index(change)] = value
+    for function in (conv_transpose_reference, torch.ops.zeropoint.conv_transpose):
+        with pytest.raises(RuntimeError, match=text):
+            function(*arguments)
+
+
 def test_shape_function_agrees_with_the_kernel() -> None:
     arguments = call([3, 2], [5, 4], [2, 3], [1, 0], [1, 2])
     names = [torch.empty_like(a, device="meta") if isinstance(a, Tensor) else a for a in arguments]

@@ -369,6 +369,18 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any]) -> None:
         OPS.linear(*replace(case, **change).args())
 
 
+@pytest.mark.parametrize("name", ["x_scale", "out_scale"])
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_scales_that_make_no_grid_are_refused(name: str, scale: float) -> None:
+    case = Case(x=torch.zeros(3, 5, dtype=torch.uint8), weight=torch.zeros(4, 5, dtype=torch.int8))
+    arguments = replace(case, **{name: scale}).args()
+    for run in (OPS.linear, linear_reference):
+        with pytest.raises(
+            RuntimeError, match="linear takes an x_scale and an out_scale that are finite and above 0, got"
+        ):
+            run(*arguments)
+
+
 # --- dynamic ------------------------------------------------------------------------------------------------------
 
 

@@ -16,8 +16,11 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import zeropoint as zp
+from zeropoint import backends
 from zeropoint.ops import pool as reference
 from zeropoint.ops.pool import code_of
+
+native = pytest.mark.skipif(not backends.is_native(), reason="the native library is not built")
 
 OPS = torch.ops.zeropoint
 DTYPES = [torch.uint8, torch.int8, torch.int32]
@@ -250,6 +253,19 @@ def test_arguments_that_do_not_fit_are_refused(name: str) -> None:
     for run in (getattr(OPS, operator), getattr(reference, f"{operator}_reference")):
         with pytest.raises(RuntimeError, match=r"pool|mean"):
             run(X, *args)
+
+
+@native
+def test_huge_numbers_are_refused_with_the_limit() -> None:
+    huge, one = [2**40, 1], [1, 1]
+    for call in (
+        lambda: OPS.max_pool(X, huge, one, [0, 0], one, False),
+        lambda: OPS.max_pool(X, one, huge, [0, 0], one, False),
+        lambda: OPS.avg_pool(X, 0, huge, one, [0, 0], False, True, None),
+        lambda: OPS.adaptive_avg_pool(X, 0, huge),
+    ):
+        with pytest.raises(RuntimeError, match=r"at most 2\*\*31, got \[.*1099511627776, 1\]"):
+            call()
 
 
 def test_empty_images_are_refused() -> None:

@@ -20,9 +20,11 @@ from zeropoint.ops.quantize import dynamic_range_reference, reduced_range
 from zeropoint.ops.registry import operator
 from zeropoint.tensor import QTensor, make_qtensor
 
-__all__ = ["conv", "dynamic_codes", "pad_codes", "padding_pairs", "real_outputs", "to_tuple"]
+__all__ = ["LARGEST", "check_steps", "conv", "dynamic_codes", "pad_codes", "padding_pairs", "real_outputs", "to_tuple"]
 
 PADDING_MODES = ("zeros", "constant", "reflect", "replicate", "circular")
+LARGEST = 2**31
+"""Strides, dilations and paddings lie below it, so that the products of sizes fit 64 bits."""
 
 
 # --- operators over plain tensors ---------------------------------------------------------------------------------
@@ -78,9 +80,9 @@ def _check_conv(
             f"conv in {rank} dimensions takes {rank} strides, {rank} dilations and {2 * rank} paddings, "
             f"got {list(stride)}, {list(dilation)} and {list(padding)}"
         )
-    if min(stride) < 1 or min(dilation) < 1 or min(padding) < 0:
+    if min(stride) < 1 or min(dilation) < 1 or min(padding) < 0 or max(*stride, *dilation, *padding) >= LARGEST:
         raise RuntimeError(
-            "conv takes strides and dilations of at least 1 and paddings of at least 0, "
+            "conv takes strides and dilations of at least 1 and paddings of at least 0, all below 2**31, "
             f"got {list(stride)}, {list(dilation)} and {list(padding)}"
         )
     limits = torch.iinfo(out_dtype)
@@ -116,7 +118,8 @@ def _check_conv(
         if padded < extent:
             raise RuntimeError(
                 f"conv: the kernel covers {extent} positions of spatial dimension {d}, "
-                f"more than the {padded} of the padded input (input {tuple(x.shape)}, padding {list(padding)})"
+                f"more than the {padded} of the padded input (input {tuple(x.shape)}, padding {list(padding)}): "
+                "give it a larger input or more padding"
             )
         sizes.append((padded - extent) // stride[d] + 1)
     return sizes
@@ -182,6 +185,7 @@ def conv_reference(
         *(x, x_zero_point, weight, weight_scale, weight_zero_point, bias, stride, padding, dilation, groups),
         *(out_zero_point, out_min, out_max, out_dtype),
     )
+    grid.check_operator_scales("conv", x_scale, out_scale)
     total = _exact_sums(x, x_zero_point, weight, weight_zero_point, stride, padding, dilation, groups)
     factor = grid.multiplier(x_scale * weight_scale.to(torch.float64).reshape(-1), out_scale)
     offset = None if bias is None else grid.multiplier(bias.reshape(-1), out_scale)
@@ -318,6 +322,16 @@ def to_tuple(value: Any, rank: int, name: str) -> tuple[int, ...]:
     return tuple(value)
 
 
+def check_steps(name: str, stride: Sequence[int], dilation: Sequence[int], padding: str | Sequence[int]) -> None:
+    """Raises ValueError unless a layer's strides, dilations and paddings are ones that the operators take."""
+    numbers = () if isinstance(padding, str) else padding
+    if min(*stride, *dilation, *(p + 1 for p in numbers)) < 1 or max(*stride, *dilation, *numbers) >= LARGEST:
+        raise ValueError(
+            f"{name} takes strides and dilations of at least 1 and paddings of at least 0, all below 2**31, got "
+            f"stride={stride}, dilation={dilation} and padding={padding!r}"
+        )
+
+
 def padding_pairs(
     padding: int | str | Sequence[int],
     kernel_size: Sequence[int],
@@ -386,7 +400,10 @@ def _border_index(size: int, before: int, after: int, mode: str, device: torch.d
     """Which input position each padded position reads."""
     limit = {"reflect": size - 1, "circular": size, "replicate": max(before, after) if size else 0}[mode]
     if max(before, after) > limit or size + before + after < 1:
-        raise RuntimeError(f"{mode} padding of ({before}, {after}) does not fit a dimension of size {size}")
+        raise RuntimeError(
+            f"{mode} padding of ({before}, {after}) does not fit a dimension of size {size}: give it a larger "
+            "input or less padding"
+        )
     place = torch.arange(-before, size + after, device=device)
     if mode == "replicate":
         return place.clamp(0, size - 1)
@@ -439,7 +456,7 @@ def conv(
 
     Raises:
         TypeError: ``x`` is not quantized to 8 bits. RuntimeError: a per-channel grid, or sizes that do not fit.
-        ValueError: a padding that cannot be read.
+        ValueError: a padding that cannot be read, or a scale that makes no grid.
     """
     if not isinstance(x, QTensor) or x.qdtype not in (qint8, quint8):
         seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
@@ -448,6 +465,7 @@ def conv(
     qdtype = x.qdtype if out_dtype is None else as_qdtype(out_dtype)
     if qdtype not in (qint8, quint8):
         raise TypeError(f"conv gives qint8 or quint8, got out_dtype={qdtype}")
+    out_scale = grid.check_scale(out_scale, "conv: out_scale")
     rank = weight.dim() - 2
     codes = x._codes
     if codes.dim() not in (rank + 1, rank + 2):

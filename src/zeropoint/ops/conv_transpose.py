@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zeropoint import grid
 from zeropoint.dtypes import as_qdtype, qint8, quint8
-from zeropoint.ops.conv import dynamic_codes, real_outputs, to_tuple
+from zeropoint.ops.conv import LARGEST, dynamic_codes, real_outputs, to_tuple
 from zeropoint.ops.registry import operator
 from zeropoint.tensor import QTensor, make_qtensor
 
@@ -77,11 +77,15 @@ def _check(
             f"{in_channels} channels and spatial sizes above 0, got shape {tuple(x.shape)}"
         )
     lengths = [len(stride), len(padding), len(output_padding), len(dilation)]
-    if lengths != [rank] * 4 or min(stride) < 1 or min(dilation) < 1 or min(padding) < 0:
+    if (
+        lengths != [rank] * 4
+        or min(*stride, *dilation, 1 + min(padding)) < 1
+        or max(*stride, *dilation, *padding) >= LARGEST
+    ):
         raise RuntimeError(
             f"conv_transpose in {rank} dimensions takes {rank} strides and dilations of at least 1, and paddings and "
-            f"output paddings of at least 0, got {list(stride)}, {list(dilation)}, {list(padding)} and "
-            f"{list(output_padding)}"
+            f"output paddings of at least 0, all below 2**31, got {list(stride)}, {list(dilation)}, {list(padding)} "
+            f"and {list(output_padding)}"
         )
     limits = torch.iinfo(out_dtype)
     if not limits.min <= out_min <= out_max <= limits.max or not limits.min <= out_zero_point <= limits.max:
@@ -113,7 +117,7 @@ def _check(
         if size < 1:
             raise RuntimeError(
                 f"conv_transpose: the output would have size {size} in spatial dimension {d} "
-                f"(input {tuple(x.shape)}, padding {list(padding)})"
+                f"(input {tuple(x.shape)}, padding {list(padding)}): give it another input or padding"
             )
         sizes.append(size)
     return sizes
@@ -182,6 +186,7 @@ def conv_transpose_reference(
         *(x, x_zero_point, weight, weight_scale, weight_zero_point, bias, stride, padding, output_padding, dilation),
         *(groups, out_zero_point, out_min, out_max, out_dtype),
     )
+    grid.check_operator_scales("conv_transpose", x_scale, out_scale)
     total = _exact_sums(x, x_zero_point, weight, weight_zero_point, stride, padding, output_padding, dilation, groups)
     factor = grid.multiplier(x_scale * weight_scale.to(torch.float64).reshape(-1), out_scale)
     offset = None if bias is None else grid.multiplier(bias.reshape(-1), out_scale)
@@ -365,6 +370,7 @@ def conv_transpose(
 
     Raises:
         TypeError: ``x`` is not quantized to 8 bits. RuntimeError: a per-channel grid, or sizes that do not fit.
+        ValueError: a scale that makes no grid.
     """
     if not isinstance(x, QTensor) or x.qdtype not in (qint8, quint8):
         seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
@@ -373,6 +379,7 @@ def conv_transpose(
     qdtype = x.qdtype if out_dtype is None else as_qdtype(out_dtype)
     if qdtype not in (qint8, quint8):
         raise TypeError(f"conv_transpose gives qint8 or quint8, got out_dtype={qdtype}")
+    out_scale = grid.check_scale(out_scale, "conv_transpose: out_scale")
     rank = weight.dim() - 2
     batched = x._codes.dim() != rank + 1
     out = torch.ops.zeropoint.conv_transpose.default(

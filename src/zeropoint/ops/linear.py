@@ -65,6 +65,7 @@ def linear_reference(
 
     ``weight_scale`` and ``weight_zero_point`` hold 1 or N numbers; ``bias`` holds N reals.
     """
+    grid.check_operator_scales("linear", x_scale, out_scale)
     sums = exact_sums(x, x_zero_point, weight, weight_zero_point)
     factor = grid.multiplier(weight_scale.to(torch.float64) * x_scale, out_scale)
     offset = None if bias is None else grid.multiplier(bias, out_scale)

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from zeropoint import grid
 from zeropoint.backends.triton._core import INTERPRETED, bits, ceil_div, launch, narrowed, power_of_two, real
 from zeropoint.backends.triton._product import EXACT_DEPTH, flip, less_weight_zero_points, outputs
 from zeropoint.backends.triton.linear import column_sums, multiply
@@ -565,6 +566,7 @@ def conv(
         out_max,
         out_dtype,
     )
+    grid.check_operator_scales("conv", x_scale, out_scale)
     return _run(
         x,
         bits(x_scale),

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from zeropoint import grid
 from zeropoint.backends.triton._core import INTERPRETED, bits, ceil_div, launch, power_of_two, real
 from zeropoint.backends.triton._product import (
     EXACT_DEPTH,
@@ -597,6 +598,7 @@ def linear(
     packed: Tensor | None,
 ) -> Tensor:
     _check(x, weight, weight_scale, weight_zero_point, bias, out_dtype)
+    grid.check_operator_scales("linear", x_scale, out_scale)
     rows = x.reshape(-1, x.shape[-1]) if x.shape[-1] else x.new_empty((x.shape[:-1].numel(), 0))
     out = x.new_empty((rows.shape[0], weight.shape[0]), dtype=out_dtype)
     multiply(
