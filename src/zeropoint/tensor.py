@@ -165,11 +165,18 @@ class QTensor(Tensor):
 
     def _require_per_tensor(self, name: str) -> None:
         if self.axis is not None:
-            raise RuntimeError(f"{name} is defined on per-tensor grids, this tensor has {self.qscheme()}")
+            raise RuntimeError(
+                f"{name} is defined on per-tensor grids, this tensor has {self.qscheme()} along axis {self.axis}: "
+                "read q_per_channel_scales() and q_per_channel_zero_points(), or quantize it again with "
+                "quantize_per_tensor(x.dequantize(), scale, zero_point, dtype)"
+            )
 
     def _require_per_channel(self, name: str) -> None:
         if self.axis is None:
-            raise RuntimeError(f"{name} is defined on per-channel grids, this tensor has {self.qscheme()}")
+            raise RuntimeError(
+                f"{name} is defined on per-channel grids, this tensor has {self.qscheme()}: "
+                "read q_scale() and q_zero_point()"
+            )
 
     # --- printing, copying, saving ---
 

@@ -133,5 +133,5 @@ def test_other_classes_are_refused() -> None:
         nnqd.Conv2d.from_float(nn.Conv1d(3, 3, 3))
     with pytest.raises(TypeError):
         nnqd.ConvTranspose2d.from_float(nn.Conv2d(3, 3, 3))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(TypeError):
         nnqd.Conv2d(3, 3, 3)(torch.zeros(1, 3, 4, 4, dtype=torch.int32))

@@ -339,7 +339,7 @@ def test_what_is_refused_is_told() -> None:
     layer = nnqd.LSTM(4, 5)
     with pytest.raises(ValueError, match="inputs of size 4"):
         layer(torch.randn(2, 1, 3))
-    with pytest.raises(TypeError, match="takes floats"):
+    with pytest.raises(TypeError, match="takes a float tensor, got"):
         layer(torch.ones(2, 1, 4, dtype=torch.int64))
     with pytest.raises(TypeError, match="a pair"):
         layer(torch.randn(2, 1, 4), torch.zeros(1, 1, 5))

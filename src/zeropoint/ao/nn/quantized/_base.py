@@ -2,17 +2,20 @@
 
 * :class:`QuantizedModule` names itself in errors, and keeps what is derived from its buffers up to date;
 * :class:`GridModule` has an output grid, ``scale`` and ``zero_point``: buffers, read as a float and an int;
-* :class:`WeightedModule` has integer weights, a float bias and the packed weights that the kernels read.
+* :class:`WeightedModule` has integer weights, a float bias and the packed weights that the kernels read, and says in
+  its own words what they refuse;
+* :class:`DynamicModule` is one that takes and gives float tensors.
 
 The numbers and the packed weights that a forward pass uses are derived from the buffers: when a module is made, moved,
 loaded, copied or unpickled, and whenever a forward pass finds that a buffer was replaced or written to. So they cannot
 be stale, and a forward pass does not wait for a device.
 
-May import: ``dtypes``, ``grid``, ``tensor``.
+May import: ``dtypes``, ``grid``, ``tensor``, ``ops.quantize`` (dtypes of reals).
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, cast
@@ -24,12 +27,18 @@ from zeropoint import grid
 from zeropoint.ao.nn.quantized._torch_layout import flatten_packed_params
 from zeropoint.ao.nn.quantized._weights import BiasView, join_weight, split_weight
 from zeropoint.dtypes import QDtype, as_qdtype, qint8, qint32, quint8
+from zeropoint.ops.quantize import FLOAT_DTYPES
 from zeropoint.tensor import QTensor
 
-__all__ = ["GridModule", "OutputGrid", "QuantizedModule", "WeightedModule"]
+__all__ = ["REFUSALS", "DynamicModule", "GridModule", "OutputGrid", "QuantizedModule", "WeightedModule"]
 
 OutputGrid = tuple[float, int, int, int, QDtype]
 """scale, zero_point, smallest and largest code, dtype of what a module returns."""
+
+REFUSALS = (RuntimeError, ValueError, IndexError)
+"""What operators over plain tensors raise on an input that does not fit: see ``WeightedModule._explain``."""
+
+_PLACE_IN_SOURCE = re.compile(r"^\w+, \S+\.(cpp|h):\d+, ")
 
 
 def _version(tensor: Tensor) -> int:
@@ -70,21 +79,29 @@ class QuantizedModule(nn.Module):
     ON_REQUEST: ClassVar[bool] = False
     """Whether ``quantize_dynamic`` takes this twin only where its ``qconfig_spec`` names the float class."""
 
+    KIND: ClassVar[str] = "quantized"
+    """What its class is called in error messages, where float classes have the same names."""
+
     module_path: str = ""
     """Where ``convert`` put the module in the model, for error messages."""
+
+    def _where(self) -> str:
+        """The module in error messages: ``quantized Conv2d 'features.0'``."""
+        path = f" {self.module_path!r}" if self.module_path else ""
+        return f"{self.KIND} {type(self).__name__}{path}"
 
     def _get_name(self) -> str:
         return f"Quantized{type(self).__name__}"
 
     def _refuse(self, x: Any) -> NoReturn:
-        where = f"{type(self).__name__} {self.module_path!r}" if self.module_path else type(self).__name__
         if isinstance(x, QTensor):
             raise RuntimeError(
-                f"quantized {where} takes activations on one grid per tensor, got {x.qscheme()} along axis {x.axis}"
+                f"{self._where()} takes activations on one grid per tensor, got {x.qscheme()} along axis {x.axis}: "
+                "quantize them again with quantize_per_tensor(x.dequantize(), scale, zero_point, dtype)"
             )
         seen = f"a {x.dtype} tensor" if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(
-            f"quantized {where} takes a quantized tensor, got {seen}: put a QuantStub in front of it before prepare() "
+            f"{self._where()} takes a quantized tensor, got {seen}: put a QuantStub in front of it before prepare() "
             "(and a DeQuantStub behind the quantized part), or quantize the input with quantize_per_tensor"
         )
 
@@ -260,8 +277,8 @@ class GridModule(QuantizedModule):
         found = self._grids.get(input_dtype.name)
         if found is None:
             raise ValueError(
-                f"quantized {type(self).__name__} {self.module_path!r} has zero_point {self.zero_point}, which is no "
-                f"code of {input_dtype}: assign a zero_point, or give it an input of the dtype of its calibration"
+                f"{self._where()} has zero_point {self.zero_point}, which is no code of {input_dtype}: "
+                "assign a zero_point, or give it an input of the dtype of its calibration"
             )
         return found
 
@@ -292,6 +309,12 @@ class WeightedModule(QuantizedModule):
     CHANNEL_AXIS: ClassVar[int] = 0
     """The output channels' dimension of the weight."""
 
+    RANK: ClassVar[int] = 0
+    """Spatial dimensions of the input, behind its channels; 0: its last dimension holds the features."""
+
+    INPUT_SIZE: ClassVar[str] = "in_features"
+    """The attribute that says how many features or channels the input has."""
+
     _packed_seen: tuple[Tensor, int] | None = None
 
     def _init_weight(self, shape: tuple[int, ...], bias: bool, device: Any = None) -> None:
@@ -314,6 +337,45 @@ class WeightedModule(QuantizedModule):
     def _pack(self, weight: Tensor) -> Tensor:
         """The weights as the kernels read them."""
         raise NotImplementedError
+
+    # --- what an input must be ---
+
+    def _explain(self, error: Exception, x: Tensor) -> NoReturn:
+        """Raises what an operator refused of ``x`` in words that name this module, what was seen and the cure.
+
+        Operators check all that they use, so a forward pass that goes well pays for no second check.
+
+        Raises:
+            TypeError: a dtype that the module does not take. RuntimeError: sizes that do not fit. Else an error of the
+            operator's own class, with its words.
+        """
+        if type(error) not in REFUSALS:
+            raise error  # of memory, or of what traces: neither is about the input
+        self._refuse_dtype(x, error)
+        shape, size = tuple(x.shape), getattr(self, self.INPUT_SIZE)
+        if self.RANK:
+            sizes = ", ".join([str(size), *"DHW"[3 - self.RANK :]])
+            form, has_dims = f"(N, {sizes}) or ({sizes})", len(shape) - self.RANK in (1, 2)
+        else:
+            form, has_dims = f"(..., {size})", len(shape) > 0
+        if not has_dims:
+            cure = "reshape the input"
+        elif shape[-1 - self.RANK] != size:
+            cure = f"reshape or permute the input, or make the layer with {self.INPUT_SIZE}={shape[-1 - self.RANK]}"
+        else:
+            words = _PLACE_IN_SOURCE.sub("", str(error))
+            raise type(error)(f"{self._where()} refuses an input of shape {shape}: {words}") from error
+        raise RuntimeError(
+            f"{self._where()} with {self.INPUT_SIZE}={size} takes an input {form}, got shape {shape}: {cure}"
+        ) from error
+
+    def _refuse_dtype(self, x: Tensor, error: Exception) -> None:
+        """Raises TypeError for activations that are not of 8 bits."""
+        if isinstance(x, QTensor) and x.qdtype not in (qint8, quint8):
+            raise TypeError(
+                f"{self._where()} takes qint8 or quint8 activations, got {x.qdtype}: bring them to 8 bits with "
+                "zeropoint.requantize(x, scale, zero_point, zeropoint.quint8)"
+            ) from error
 
     # --- weights as the user sees them ---
 
@@ -343,12 +405,12 @@ class WeightedModule(QuantizedModule):
         Raises:
             TypeError: ``w`` is not qint8. ValueError: shapes that do not fit; the module is then unchanged.
         """
-        codes, scale, zero_point = split_weight(w, self.CHANNEL_AXIS)
+        codes, scale, zero_point = split_weight(w, self.CHANNEL_AXIS, f"weights of {self._where()}")
         shape = cast(Tensor, self._buffers["weight"]).shape
         if codes.shape != shape:
-            raise ValueError(f"{type(self).__name__} takes a weight of shape {tuple(shape)}, got {tuple(codes.shape)}")
+            raise ValueError(f"{self._where()} takes a weight of shape {tuple(shape)}, got {tuple(codes.shape)}")
         if b is not None and b.shape != (self._channels,):
-            raise ValueError(f"{type(self).__name__} takes a bias of shape ({self._channels},), got {tuple(b.shape)}")
+            raise ValueError(f"{self._where()} takes a bias of shape ({self._channels},), got {tuple(b.shape)}")
         self._buffers["weight"] = codes
         self._buffers["weight_scale"] = scale
         self._buffers["weight_zero_point"] = zero_point
@@ -408,3 +470,29 @@ class WeightedModule(QuantizedModule):
                 value = state_dict[prefix + name] = value.reshape(())
             if value.shape in ((), (self._channels,)) and value.shape != buffer.shape:
                 self._buffers[name] = buffer.new_empty(value.shape)
+
+
+class DynamicModule(WeightedModule):
+    """A layer that takes and gives float tensors. It lays a grid over its complete input in every call."""
+
+    KIND = "dynamic quantized"
+    reduce_range: bool = False
+    """Use seven bits of the activation grid. The kernels are exact over eight, so it only costs accuracy."""
+
+    def _get_name(self) -> str:
+        return f"DynamicQuantized{type(self).__name__}"
+
+    def _as_float(self, x: Any) -> Tensor:
+        """An input that is no plain tensor as one: a quantized one is dequantized. Raises TypeError for others."""
+        if isinstance(x, QTensor):
+            return x.dequantize()
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{self._where()} takes a float tensor, got {type(x).__name__}: make a tensor of it")
+        return x
+
+    def _refuse_dtype(self, x: Tensor, error: Exception) -> None:
+        if x.dtype not in FLOAT_DTYPES:
+            raise TypeError(
+                f"{self._where()} takes a float16, bfloat16, float32 or float64 tensor, got {x.dtype}: "
+                "convert it with x.float()"
+            ) from error

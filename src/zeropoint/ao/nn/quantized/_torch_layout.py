@@ -38,7 +38,7 @@ def flatten_packed_params(state_dict: dict[str, Any], prefix: str, axis: int) ->
     weight = state_dict.get(prefix + "weight")
     if not isinstance(weight, Tensor) or not (isinstance(weight, QTensor) or weight.is_quantized):
         return False
-    codes, scale, zero_point = split_weight(weight, axis)
+    codes, scale, zero_point = split_weight(weight, axis, f"{prefix}weight")
     state_dict[prefix + "weight"] = codes
     state_dict[prefix + "weight_scale"] = scale
     state_dict[prefix + "weight_zero_point"] = zero_point

@@ -74,11 +74,13 @@ def join_weight(codes: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> 
     return view
 
 
-def split_weight(weight: Any, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_weight(weight: Any, axis: int, name: str) -> tuple[Tensor, Tensor, Tensor]:
     """A quantized weight as the plain tensors that a module keeps.
 
     Args:
         weight: a qint8 tensor of this package, or torch's own; per tensor, or per channel along ``axis``.
+        axis: the channel dimension.
+        name: whose weights they are, for error messages.
 
     Returns:
         int8 codes, float32 scale and int32 zero point (without dimensions for one grid).
@@ -86,11 +88,12 @@ def split_weight(weight: Any, axis: int) -> tuple[Tensor, Tensor, Tensor]:
     Raises:
         TypeError: not a qint8 tensor. ValueError: channels along another axis, or floating zero points.
     """
+    cure = f"quantize with quantize_per_channel(weight, scales, zero_points, {axis}, zeropoint.qint8)"
     if not isinstance(weight, Tensor) or not (isinstance(weight, QTensor) or weight.is_quantized):
         seen = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
-        raise TypeError(f"weights must be a quantized tensor, got {seen}: quantize them with quantize_per_channel")
+        raise TypeError(f"{name} must be a quantized tensor, got {seen}: {cure}")
     if as_qdtype(weight.dtype) != qint8:
-        raise TypeError(f"weights must be qint8, got {weight.dtype}")
+        raise TypeError(f"{name} must be qint8, got {weight.dtype}: {cure}")
     scheme = str(weight.qscheme())
     codes = weight.int_repr().contiguous()
     if "per_channel" not in scheme:
@@ -99,7 +102,7 @@ def split_weight(weight: Any, axis: int) -> tuple[Tensor, Tensor, Tensor]:
     zero_points = weight.q_per_channel_zero_points()
     if weight.q_per_channel_axis() != axis or zero_points.is_floating_point():
         raise ValueError(
-            f"per-channel weights must have integer zero points along axis {axis}, got {scheme} along axis "
-            f"{weight.q_per_channel_axis()}"
+            f"{name} must have integer zero points along axis {axis}, got {scheme} along axis "
+            f"{weight.q_per_channel_axis()}: {cure}"
         )
     return codes, weight.q_per_channel_scales().to(torch.float32), zero_points.to(torch.int32)

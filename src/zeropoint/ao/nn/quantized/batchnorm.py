@@ -50,7 +50,10 @@ class _QuantizedBatchNorm(GridModule, _BatchNorm):
             self._refuse(x)
         self._check_input_dim(x)  # type: ignore[no-untyped-call]
         if x.shape[1] != self.num_features:
-            raise ValueError(f"{type(self).__name__} takes {self.num_features} channels, got shape {tuple(x.shape)}")
+            raise ValueError(
+                f"{self._where()} takes {self.num_features} channels, got shape {tuple(x.shape)}: "
+                f"permute the input, or make the layer with num_features={x.shape[1]}"
+            )
         scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
         codes = torch.ops.zeropoint.batch_norm.default(
             x._codes,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from zeropoint.ao.nn._registry import static_twin_of
-from zeropoint.ao.nn.quantized._base import GridModule, WeightedModule
+from zeropoint.ao.nn.quantized._base import REFUSALS, GridModule, WeightedModule
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid, require_class
-from zeropoint.ops.conv import pad_codes, padding_pairs, to_tuple
+from zeropoint.ops.conv import check_steps, pad_codes, padding_pairs, to_tuple
 from zeropoint.tensor import QTensor, make_qtensor
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvWeights"]
@@ -27,6 +27,7 @@ class ConvWeights(WeightedModule):
     """Weights, arguments and packing of a convolution, static or dynamic."""
 
     RANK: ClassVar[int]
+    INPUT_SIZE = "in_channels"
     FLOAT_CLASS: ClassVar[type[nn.Module]]
 
     def __init__(
@@ -49,15 +50,21 @@ class ConvWeights(WeightedModule):
         if out_channels < 1 or in_channels < 1:
             raise ValueError(f"{type(self).__name__} needs channels, got {in_channels} in and {out_channels} out")
         if groups < 1 or in_channels % groups or out_channels % groups:
-            raise ValueError(f"groups={groups} does not divide {in_channels} input and {out_channels} output channels")
+            raise ValueError(
+                f"{type(self).__name__}: groups={groups} does not divide {in_channels} input and {out_channels} output "
+                "channels"
+            )
         if padding_mode not in _PADDING_MODES:
-            raise ValueError(f"padding_mode must be one of {_PADDING_MODES}, got {padding_mode!r}")
+            raise ValueError(
+                f"{type(self).__name__}: padding_mode must be one of {_PADDING_MODES}, got {padding_mode!r}"
+            )
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.kernel_size = to_tuple(kernel_size, self.RANK, "kernel_size")
         self.stride = to_tuple(stride, self.RANK, "stride")
         self.dilation = to_tuple(dilation, self.RANK, "dilation")
         self.padding = padding if isinstance(padding, str) else to_tuple(padding, self.RANK, "padding")
+        check_steps(type(self).__name__, self.stride, self.dilation, self.padding)
         self._padding_pairs = padding_pairs(padding, self.kernel_size, self.stride, self.dilation)
         self.transposed = False
         self.output_padding = (0,) * self.RANK
@@ -117,14 +124,15 @@ class _ConvNd(ConvWeights, GridModule):
         scale, zero_point: the output's grid; plain numbers may be assigned.
 
     Raises:
-        ValueError: channels that ``groups`` does not divide, an unknown padding mode, no output channels.
+        ValueError: channels that ``groups`` does not divide, an unknown padding mode, no output channels, a stride or
+            dilation below 1.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """A quantized (N, out_channels, spatial) tensor.
 
         Raises:
-            TypeError: ``x`` is not quantized. RuntimeError: a per-channel grid, or sizes that do not fit.
+            TypeError: ``x`` is not quantized to 8 bits. RuntimeError: a per-channel grid, or sizes that do not fit.
         """
         if not isinstance(x, QTensor) or x.axis is not None:
             self._refuse(x)
@@ -132,29 +140,32 @@ class _ConvNd(ConvWeights, GridModule):
         batched = codes.dim() != self.RANK + 1
         if not batched:
             codes = codes.unsqueeze(0)
-        if self.padding_mode != "zeros":
-            codes, pairs = pad_codes(codes, pairs, self.padding_mode), [0] * len(pairs)
         scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
         buffers = self._buffers
-        out = torch.ops.zeropoint.conv.default(
-            codes,
-            x.scale,
-            x.zero_point,
-            buffers["weight"],
-            buffers["weight_scale"],
-            buffers["weight_zero_point"],
-            buffers["bias"],
-            self.stride,
-            pairs,
-            self.dilation,
-            self.groups,
-            scale,
-            zero_point,
-            low,
-            high,
-            qdtype.storage,
-            self._packed_weight(),
-        )
+        try:
+            if self.padding_mode != "zeros":
+                codes, pairs = pad_codes(codes, pairs, self.padding_mode), [0] * len(pairs)
+            out = torch.ops.zeropoint.conv.default(
+                codes,
+                x.scale,
+                x.zero_point,
+                buffers["weight"],
+                buffers["weight_scale"],
+                buffers["weight_zero_point"],
+                buffers["bias"],
+                self.stride,
+                pairs,
+                self.dilation,
+                self.groups,
+                scale,
+                zero_point,
+                low,
+                high,
+                qdtype.storage,
+                self._packed_weight(),
+            )
+        except REFUSALS as error:
+            self._explain(error, x)
         return make_qtensor(out if batched else out.squeeze(0), qdtype, scale, zero_point)
 
     @classmethod

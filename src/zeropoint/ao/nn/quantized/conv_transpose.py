@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from zeropoint.ao.nn._registry import static_twin_of
 from zeropoint.ao.nn._weight_norm import effective_weight
-from zeropoint.ao.nn.quantized._base import GridModule, WeightedModule
+from zeropoint.ao.nn.quantized._base import REFUSALS, GridModule, WeightedModule
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid, require_class
 from zeropoint.ao.nn.quantized._weights import join_weight
 from zeropoint.dtypes import as_qdtype
-from zeropoint.ops.conv import to_tuple
+from zeropoint.ops.conv import check_steps, to_tuple
 from zeropoint.ops.conv_transpose import output_padding_for
 from zeropoint.tensor import QTensor, make_qtensor
 
@@ -54,6 +54,7 @@ class TransposedWeights(WeightedModule):
 
     CHANNEL_AXIS = 1
     RANK: ClassVar[int]
+    INPUT_SIZE = "in_channels"
     FLOAT_CLASS: ClassVar[type[nn.Module]]
 
     def __init__(
@@ -78,7 +79,9 @@ class TransposedWeights(WeightedModule):
         if out_channels < 1 or in_channels < 1:
             raise ValueError(f"{name} needs channels, got {in_channels} in and {out_channels} out")
         if groups < 1 or in_channels % groups or out_channels % groups:
-            raise ValueError(f"groups={groups} does not divide {in_channels} input and {out_channels} output channels")
+            raise ValueError(
+                f"{name}: groups={groups} does not divide {in_channels} input and {out_channels} output channels"
+            )
         if padding_mode != "zeros":
             raise ValueError(f"{name} takes padding_mode='zeros', got {padding_mode!r}")
         self.in_channels = in_channels
@@ -88,6 +91,7 @@ class TransposedWeights(WeightedModule):
         self.padding = to_tuple(padding, self.RANK, "padding")
         self.output_padding = to_tuple(output_padding, self.RANK, "output_padding")
         self.dilation = to_tuple(dilation, self.RANK, "dilation")
+        check_steps(name, self.stride, self.dilation, self.padding)
         self.groups = groups
         self.padding_mode = padding_mode
         self.transposed = True
@@ -137,14 +141,14 @@ class TransposedWeights(WeightedModule):
             expected = (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
             if tuple(codes.shape) != expected:
                 raise ValueError(
-                    f"{type(self).__name__} takes a weight with grids along axis 0 in shape {expected}, "
+                    f"{self._where()} takes a weight with grids along axis 0 in shape {expected}, "
                     f"got {tuple(codes.shape)}"
                 )
             codes = exchange_channels(codes, self.groups).contiguous()
         elif axis == 1:
             scales, zero_points = scales.repeat(self.groups), zero_points.repeat(self.groups)
         else:
-            raise ValueError(f"{type(self).__name__} takes grids along axis 0 or 1 of its weight, got axis {axis}")
+            raise ValueError(f"{self._where()} takes grids along axis 0 or 1 of its weight, got axis {axis}")
         # One grid first, which checks codes and bias against the module; then the grids of the channels.
         super().set_weight_bias(make_qtensor(codes, as_qdtype(w.dtype), 1.0, 0), b)
         self._buffers["weight_scale"] = scales.to(torch.float32)
@@ -208,7 +212,8 @@ class _ConvTransposeNd(TransposedWeights, GridModule):
         scale, zero_point: the output's grid; plain numbers may be assigned.
 
     Raises:
-        ValueError: channels that ``groups`` does not divide, a padding mode but zeros, no channels.
+        ValueError: channels that ``groups`` does not divide, a padding mode but zeros, no channels, a stride or
+            dilation below 1, negative padding.
     """
 
     def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
@@ -219,7 +224,7 @@ class _ConvTransposeNd(TransposedWeights, GridModule):
             output_size: the output's spatial sizes, of those that the stride leaves open; instead of output_padding.
 
         Raises:
-            TypeError: ``x`` is not quantized. RuntimeError: a per-channel grid, or sizes that do not fit.
+            TypeError: ``x`` is not quantized to 8 bits. RuntimeError: a per-channel grid, or sizes that do not fit.
             ValueError: an ``output_size`` that cannot be reached.
         """
         if not isinstance(x, QTensor) or x.axis is not None:
@@ -230,26 +235,29 @@ class _ConvTransposeNd(TransposedWeights, GridModule):
             codes = codes.unsqueeze(0)
         scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
         buffers = self._buffers
-        out = torch.ops.zeropoint.conv_transpose.default(
-            codes,
-            x.scale,
-            x.zero_point,
-            buffers["weight"],
-            buffers["weight_scale"],
-            buffers["weight_zero_point"],
-            buffers["bias"],
-            self.stride,
-            self.padding,
-            self._output_padding(output_size, codes),
-            self.dilation,
-            self.groups,
-            scale,
-            zero_point,
-            low,
-            high,
-            qdtype.storage,
-            self._packed_weight(),
-        )
+        try:
+            out = torch.ops.zeropoint.conv_transpose.default(
+                codes,
+                x.scale,
+                x.zero_point,
+                buffers["weight"],
+                buffers["weight_scale"],
+                buffers["weight_zero_point"],
+                buffers["bias"],
+                self.stride,
+                self.padding,
+                self._output_padding(output_size, codes),
+                self.dilation,
+                self.groups,
+                scale,
+                zero_point,
+                low,
+                high,
+                qdtype.storage,
+                self._packed_weight(),
+            )
+        except REFUSALS as error:
+            self._explain(error, x)
         return make_qtensor(out if batched else out.squeeze(0), qdtype, scale, zero_point)
 
     @classmethod

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeropoint.ao.nn._registry import static_twin_of
-from zeropoint.ao.nn.quantized._base import GridModule, WeightedModule
+from zeropoint.ao.nn.quantized._base import REFUSALS, GridModule, WeightedModule
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid, require_class
 from zeropoint.dtypes import as_qdtype, qint8
 from zeropoint.tensor import QTensor, make_qtensor
@@ -68,27 +68,30 @@ class Linear(WeightedModule, GridModule):
         """A quantized (..., out_features) tensor.
 
         Raises:
-            TypeError: ``x`` is not quantized. RuntimeError: a per-channel grid, or sizes that do not fit.
+            TypeError: ``x`` is not quantized to 8 bits. RuntimeError: a per-channel grid, or sizes that do not fit.
         """
         if not isinstance(x, QTensor) or x.axis is not None:
             self._refuse(x)
         scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
         buffers = self._buffers
-        codes = torch.ops.zeropoint.linear.default(
-            x._codes,
-            x.scale,
-            x.zero_point,
-            buffers["weight"],
-            buffers["weight_scale"],
-            buffers["weight_zero_point"],
-            buffers["bias"],
-            scale,
-            zero_point,
-            low,
-            high,
-            qdtype.storage,
-            self._packed_weight(),
-        )
+        try:
+            codes = torch.ops.zeropoint.linear.default(
+                x._codes,
+                x.scale,
+                x.zero_point,
+                buffers["weight"],
+                buffers["weight_scale"],
+                buffers["weight_zero_point"],
+                buffers["bias"],
+                scale,
+                zero_point,
+                low,
+                high,
+                qdtype.storage,
+                self._packed_weight(),
+            )
+        except REFUSALS as error:
+            self._explain(error, x)
         return make_qtensor(codes, qdtype, scale, zero_point)
 
     def extra_repr(self) -> str:

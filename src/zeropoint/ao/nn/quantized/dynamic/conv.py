@@ -12,18 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from zeropoint.ao.nn._registry import dynamic_twin_of
-from zeropoint.ao.nn.quantized._base import WeightedModule
+from zeropoint.ao.nn.quantized._base import REFUSALS, DynamicModule
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, require_class
 from zeropoint.ao.nn.quantized.conv import ConvWeights
 from zeropoint.ao.nn.quantized.conv_transpose import TransposedWeights
 from zeropoint.ao.nn.quantized.dynamic.linear import per_channel_observer
 from zeropoint.ops.conv import pad_codes
-from zeropoint.tensor import QTensor
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
 
-class _Dynamic(WeightedModule):
+class _Dynamic(DynamicModule):
     """A layer that takes and gives float tensors.
 
     Each call lays one full 8-bit grid over its complete input; sums of integers are exact; the result is float again,
@@ -31,11 +30,6 @@ class _Dynamic(WeightedModule):
     """
 
     ON_REQUEST = True
-    reduce_range: bool = False
-    """Use seven bits of the activation grid. The kernels are exact over eight, so it only costs accuracy."""
-
-    def _get_name(self) -> str:
-        return f"DynamicQuantized{type(self).__name__}"
 
 
 class _ConvNd(_Dynamic, ConvWeights):
@@ -50,34 +44,42 @@ class _ConvNd(_Dynamic, ConvWeights):
         bias: float32 tensor (out_channels,) or None; callable.
 
     Raises:
-        ValueError: channels that ``groups`` does not divide, an unknown padding mode, no output channels.
+        ValueError: channels that ``groups`` does not divide, an unknown padding mode, no output channels, a stride or
+            dilation below 1.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """A float (N, out_channels, spatial) tensor; a quantized ``x`` is dequantized first."""
-        if isinstance(x, QTensor):
-            x = x.dequantize()
-        pairs = self._padding_pairs
-        batched = x.dim() != self.RANK + 1
+        """A float (N, out_channels, spatial) tensor; a quantized ``x`` is dequantized first.
+
+        Raises:
+            TypeError: ``x`` is no float tensor. RuntimeError: sizes that do not fit.
+        """
+        if type(x) is not Tensor:
+            x = self._as_float(x)
+        values, pairs = x, self._padding_pairs
+        batched = values.dim() != self.RANK + 1
         if not batched:
-            x = x.unsqueeze(0)
-        if self.padding_mode != "zeros":
-            x, pairs = pad_codes(x, pairs, self.padding_mode), [0] * len(pairs)
+            values = values.unsqueeze(0)
         buffers = self._buffers
-        out: Tensor = torch.ops.zeropoint.conv_dynamic.default(
-            x,
-            buffers["weight"],
-            buffers["weight_scale"],
-            buffers["weight_zero_point"],
-            buffers["bias"],
-            self.stride,
-            pairs,
-            self.dilation,
-            self.groups,
-            self.reduce_range,
-            False,
-            self._packed_weight(),
-        )
+        try:
+            if self.padding_mode != "zeros":
+                values, pairs = pad_codes(values, pairs, self.padding_mode), [0] * len(pairs)
+            out: Tensor = torch.ops.zeropoint.conv_dynamic.default(
+                values,
+                buffers["weight"],
+                buffers["weight_scale"],
+                buffers["weight_zero_point"],
+                buffers["bias"],
+                self.stride,
+                pairs,
+                self.dilation,
+                self.groups,
+                self.reduce_range,
+                False,
+                self._packed_weight(),
+            )
+        except REFUSALS as error:
+            self._explain(error, x)
         return out if batched else out.squeeze(0)
 
     @classmethod
@@ -109,7 +111,8 @@ class _ConvTransposeNd(_Dynamic, TransposedWeights):
         bias: float32 tensor (out_channels,) or None; callable.
 
     Raises:
-        ValueError: channels that ``groups`` does not divide, a padding mode but zeros, no channels.
+        ValueError: channels that ``groups`` does not divide, a padding mode but zeros, no channels, a stride or
+            dilation below 1, negative padding.
     """
 
     def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
@@ -118,28 +121,35 @@ class _ConvTransposeNd(_Dynamic, TransposedWeights):
         Args:
             x: the input.
             output_size: the output's spatial sizes, of those that the stride leaves open; instead of output_padding.
+
+        Raises:
+            TypeError: ``x`` is no float tensor. RuntimeError: sizes that do not fit.
+            ValueError: an ``output_size`` that cannot be reached.
         """
-        if isinstance(x, QTensor):
-            x = x.dequantize()
-        batched = x.dim() != self.RANK + 1
+        if type(x) is not Tensor:
+            x = self._as_float(x)
+        values, batched = x, x.dim() != self.RANK + 1
         if not batched:
-            x = x.unsqueeze(0)
+            values = values.unsqueeze(0)
         buffers = self._buffers
-        out: Tensor = torch.ops.zeropoint.conv_transpose_dynamic.default(
-            x,
-            buffers["weight"],
-            buffers["weight_scale"],
-            buffers["weight_zero_point"],
-            buffers["bias"],
-            self.stride,
-            self.padding,
-            self._output_padding(output_size, x),
-            self.dilation,
-            self.groups,
-            self.reduce_range,
-            False,
-            self._packed_weight(),
-        )
+        try:
+            out: Tensor = torch.ops.zeropoint.conv_transpose_dynamic.default(
+                values,
+                buffers["weight"],
+                buffers["weight_scale"],
+                buffers["weight_zero_point"],
+                buffers["bias"],
+                self.stride,
+                self.padding,
+                self._output_padding(output_size, values),
+                self.dilation,
+                self.groups,
+                self.reduce_range,
+                False,
+                self._packed_weight(),
+            )
+        except REFUSALS as error:
+            self._explain(error, x)
         return out if batched else out.squeeze(0)
 
     @classmethod

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from zeropoint.ao.nn._registry import dynamic_twin_of
-from zeropoint.ao.nn.quantized._base import WeightedModule
+from zeropoint.ao.nn.quantized._base import REFUSALS, DynamicModule
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, require_class
 from zeropoint.dtypes import as_qdtype, qint8
-from zeropoint.tensor import QTensor
 
 __all__ = ["Linear", "per_channel_observer"]
 
 
 @dynamic_twin_of(nn.Linear)
-class Linear(WeightedModule):
+class Linear(DynamicModule):
     """``y = x W^T + b`` for float tensors, with int8 weights and exact integer sums.
 
     Each call lays one full 8-bit grid over its complete input; the result is float again. There is nothing to
@@ -46,8 +45,6 @@ class Linear(WeightedModule):
     """
 
     rectifier: str | None = None
-    reduce_range: bool = False
-    """Use seven bits of the activation grid. The kernels are exact over eight, so it only costs accuracy."""
 
     def __init__(self, in_features: int, out_features: int, bias_: bool = True, dtype: Any = qint8) -> None:
         super().__init__()
@@ -64,24 +61,28 @@ class Linear(WeightedModule):
     def _pack(self, weight: Tensor) -> Tensor:
         return torch.ops.zeropoint.linear_pack.default(weight)  # type: ignore[no-any-return]
 
-    def _get_name(self) -> str:
-        return f"DynamicQuantized{type(self).__name__}"
-
     def forward(self, x: Tensor) -> Tensor:
-        """A float (..., out_features) tensor of ``x``'s dtype; a quantized ``x`` is dequantized first."""
-        if isinstance(x, QTensor):
-            x = x.dequantize()
+        """A float (..., out_features) tensor of ``x``'s dtype; a quantized ``x`` is dequantized first.
+
+        Raises:
+            TypeError: ``x`` is no float tensor. RuntimeError: sizes that do not fit.
+        """
+        if type(x) is not Tensor:
+            x = self._as_float(x)
         buffers = self._buffers
-        result: Tensor = torch.ops.zeropoint.linear_dynamic.default(
-            x,
-            buffers["weight"],
-            buffers["weight_scale"],
-            buffers["weight_zero_point"],
-            buffers["bias"],
-            self.reduce_range,
-            self.rectifier is not None,
-            self._packed_weight(),
-        )
+        try:
+            result: Tensor = torch.ops.zeropoint.linear_dynamic.default(
+                x,
+                buffers["weight"],
+                buffers["weight_scale"],
+                buffers["weight_zero_point"],
+                buffers["bias"],
+                self.reduce_range,
+                self.rectifier is not None,
+                self._packed_weight(),
+            )
+        except REFUSALS as error:
+            self._explain(error, x)
         return result
 
     def extra_repr(self) -> str:

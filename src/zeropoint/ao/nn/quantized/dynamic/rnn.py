@@ -39,6 +39,7 @@ class _Recurrent(QuantizedModule):
     cost little beside the state's: ``weight_ih_l0_rest`` is what ``weight_ih_l0`` leaves of the float weight.
     """
 
+    KIND = "dynamic quantized"
     DERIVED: ClassVar[tuple[str, ...]] = ("_packed_seen",)
 
     mode: str
@@ -109,7 +110,7 @@ class _Recurrent(QuantizedModule):
             if name.startswith("bias_"):
                 changes[name] = value.detach().to(buffer.device, torch.float32, copy=True)
             else:
-                parts = split_weight(value, 0)
+                parts = split_weight(value, 0, f"{name} of {self._where()}")
                 changes.update(zip((name, f"{name}_scale", f"{name}_zero_point"), parts, strict=True))
                 rest = self._buffers.get(f"{name}_rest")
                 if rest is not None and f"{name}_rest" not in weight_bias_dict:
@@ -180,7 +181,7 @@ class _Recurrent(QuantizedModule):
             x = x.dequantize()
         if not isinstance(x, Tensor) or x.dtype not in FLOAT_DTYPES:
             seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"dynamic quantized {type(self).__name__} {self.module_path!r} takes floats, got {seen}")
+            raise TypeError(f"{self._where()} takes a float tensor, got {seen}: convert it with x.float()")
         return x
 
     def _state(self, state: Any, shape: tuple[int, ...], x: Tensor, name: str) -> Tensor:
@@ -214,7 +215,7 @@ class _Recurrent(QuantizedModule):
                     state_dict.setdefault(prefix + name + end, none)
             value = state_dict.get(prefix + name)
             if isinstance(value, Tensor) and (isinstance(value, QTensor) or value.is_quantized):
-                parts = split_weight(value, 0)
+                parts = split_weight(value, 0, prefix + name)
                 for end, part in zip(("", "_scale", "_zero_point"), parts, strict=True):
                     state_dict[prefix + name + end] = part
             for key in (f"{name}_scale", f"{name}_zero_point"):
