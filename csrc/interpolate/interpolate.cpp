@@ -46,7 +46,8 @@ Places linear_places(int64_t from, int64_t to, double ratio, bool align_corners)
     const int64_t low = whole(std::floor(position), last);
     places.low.push_back(low);
     places.high.push_back(std::min(low + 1, last));
-    places.share.push_back(std::min(position - static_cast<double>(low), 1.0));
+    const double share = position - static_cast<double>(low);
+    places.share.push_back(share > 0 ? std::min(share, 1.0) : 0.0);
   }
   return places;
 }
