@@ -253,6 +253,19 @@ def test_recurrent_weights_of_another_dtype() -> None:
     assert text.startswith("weight_ih_l0 of dynamic quantized LSTM must be qint8, got zeropoint.quint8: quantize with")
 
 
+@pytest.mark.parametrize("kind", [nnq.Embedding, nnq.EmbeddingBag], ids=ident)
+def test_rows_of_another_dtype(kind: Any) -> None:
+    made = kind(6, 4)
+    made.module_path = "table"
+    cure = "quantize_per_channel(weight, scales, zero_points, 0, zeropoint.quint8) makes them"
+    text = refusal(TypeError, lambda: made.set_weight(quantized(torch.randn(6, 4), zp.qint8)))
+    assert text == f"quantized {kind.__name__} 'table' takes quint8 rows, got zeropoint.qint8: {cure}"
+    text = refusal(TypeError, lambda: made(torch.zeros(1, 2)))
+    assert text.startswith(
+        f"quantized {kind.__name__} 'table' takes int32 or int64 indices, got torch.float32: convert"
+    )
+
+
 def test_a_batch_norm_of_other_channels() -> None:
     made = nnq.BatchNorm2d(4)
     made.module_path = "bn"

@@ -95,18 +95,20 @@ class _Rows(QuantizedModule):
         self._buffers["weight_zero_point"] = zero_point
 
     def _split(self, w: Any) -> tuple[Tensor, Tensor, Tensor]:
-        name = type(self).__name__
+        name, cure = self._where(), "quantize_per_channel(weight, scales, zero_points, 0, zeropoint.quint8) makes them"
         if not isinstance(w, Tensor) or not (isinstance(w, QTensor) or w.is_quantized) or w.dtype != quint8:
             seen = w.dtype if isinstance(w, Tensor) else type(w).__name__
-            raise TypeError(f"{name} takes quint8 rows, got {seen}")
+            raise TypeError(f"{name} takes quint8 rows, got {seen}: {cure}")
         if w.shape != (self.num_embeddings, self.embedding_dim) or "per_channel" not in str(w.qscheme()):
             raise ValueError(
                 f"{name} takes rows of shape ({self.num_embeddings}, {self.embedding_dim}) with one grid each, got "
-                f"shape {tuple(w.shape)}, {w.qscheme()}"
+                f"shape {tuple(w.shape)}, {w.qscheme()}: {cure}"
             )
         codes = w.int_repr()
         if self.bits == 4 and codes.numel() and int(codes.max()) > 15:
-            raise ValueError(f"{name} has rows of 4 bits, got codes up to {int(codes.max())}")
+            raise ValueError(
+                f"{name} has rows of 4 bits, got codes up to {int(codes.max())}: make it with dtype=zeropoint.quint8"
+            )
         scale, zero_point = (t.to(torch.float32) for t in (w.q_per_channel_scales(), w.q_per_channel_zero_points()))
         return codes.contiguous(), scale, zero_point
 
@@ -123,7 +125,7 @@ class _Rows(QuantizedModule):
     def _check_indices(self, indices: Any) -> None:
         if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64):
             seen = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
-            raise TypeError(f"quantized {type(self).__name__} takes int32 or int64 indices, got {seen}")
+            raise TypeError(f"{self._where()} takes int32 or int64 indices, got {seen}: convert them with .long()")
 
     def _adapt_state(self, state_dict: dict[str, Any], prefix: str) -> None:
         super()._adapt_state(state_dict, prefix)
