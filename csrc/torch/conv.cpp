@@ -17,7 +17,8 @@ conv::WeightSize weight_size(const Tensor& weight, int64_t groups) {
   STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Char, "conv takes int8 weights");
   STD_TORCH_CHECK(weight.is_cpu(), "conv on the CPU takes weights on the CPU");
   const std::vector<int64_t> shape = shape_of(weight);
-  STD_TORCH_CHECK(all_between(shape, 1, kLargest), "conv takes weights with at least one element and sizes below 2**31, got shape ", text_of(shape));
+  STD_TORCH_CHECK(all_between(shape, 1, kLargest),
+                  "conv takes weights with at least one element and sizes below 2**31, got shape ", text_of(shape));
   STD_TORCH_CHECK(groups >= 1 && shape[0] % groups == 0, "conv cannot split ", shape[0], " output channels into ",
                   groups, " groups");
   conv::WeightSize size;

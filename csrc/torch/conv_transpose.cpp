@@ -19,12 +19,16 @@ conv::TransposedWeight transposed_weight(const Tensor& weight, const std::vector
                   "conv_transpose on the CPU takes int8 weights on the CPU");
   const std::vector<int64_t> shape = shape_of(weight);
   const size_t rank = shape.size() - 2;
-  STD_TORCH_CHECK(all_between(shape, 1, kLargest), "conv_transpose takes weights with at least one element and sizes below 2**31, got shape ", text_of(shape));
+  STD_TORCH_CHECK(all_between(shape, 1, kLargest),
+                  "conv_transpose takes weights with at least one element and sizes below 2**31, got shape ",
+                  text_of(shape));
   STD_TORCH_CHECK(groups >= 1 && shape[0] % groups == 0 && groups <= kLargest, "conv_transpose cannot split ", shape[0],
                   " input channels into ", groups, " groups");
   STD_TORCH_CHECK(stride.size() == rank && dilation.size() == rank && all_between(stride, 1, kLargest) &&
                       all_between(dilation, 1, kLargest),
-                  "conv_transpose in ", rank, " dimensions takes ", rank, " strides and dilations of at least 1, all below 2**31, got ", text_of(stride), " and ", text_of(dilation));
+                  "conv_transpose in ", rank, " dimensions takes ", rank,
+                  " strides and dilations of at least 1, all below 2**31, got ", text_of(stride), " and ",
+                  text_of(dilation));
   STD_TORCH_CHECK(weight.numel() / shape[1] / groups <= gemm::kMaxDepth, "conv_transpose takes at most ",
                   gemm::kMaxDepth, " weights an output channel, got shape ", text_of(shape));
   conv::TransposedWeight size;
@@ -81,8 +85,8 @@ conv::TransposedGeometry transposed_geometry(const Tensor& x, const Tensor& weig
     const int64_t size = (shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (g.weight.kernel[to] - 1) +
                          output_padding[d] + 1;
     STD_TORCH_CHECK(size >= 1 && size <= kLargest, "conv_transpose: the output would have size ", size,
-                    " in spatial dimension ", d, ", not 1 to 2**31 - 1 (input ", text_of(shape), ", padding ", text_of(padding),
-                    "): give it another input or padding");
+                    " in spatial dimension ", d, ", not 1 to 2**31 - 1 (input ", text_of(shape), ", padding ",
+                    text_of(padding), "): give it another input or padding");
     STD_TORCH_CHECK(!__builtin_mul_overflow(count, size, &count), "conv_transpose: too large an output");
     g.in[to] = shape[2 + d];
     g.out[to] = size;

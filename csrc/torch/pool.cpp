@@ -107,7 +107,8 @@ void check_input(const char* name, const Sizes& shape, size_t rank) {
   STD_TORCH_CHECK(rank >= 1 && rank <= 3 && shape.size() == rank + 2, name, " over ", rank,
                   " dimensions takes an input (N, C, spatial), got shape ", text_of(shape));
   STD_TORCH_CHECK(all_between({shape.begin() + 1, shape.end()}, 1, kLargest), name,
-                  " takes an input whose sizes, but for the batch, are above 0 and at most 2**31, got shape ", text_of(shape));
+                  " takes an input whose sizes, but for the batch, are above 0 and at most 2**31, got shape ",
+                  text_of(shape));
 }
 
 // The windows of a pooling, and its output's shape.
@@ -121,8 +122,8 @@ pool::Windows windows_of(const char* name, const Sizes& shape, const Sizes& kern
                   text_of(stride), ", ", text_of(padding), " and ", text_of(dilation));
   STD_TORCH_CHECK(all_between(kernel, 1, kLargest) && all_between(stride, 1, kLargest) &&
                       all_between(dilation, 1, kLargest),
-                  name, " takes a kernel_size, stride and dilation of at least 1 and at most 2**31, got ", text_of(kernel), ", ",
-                  text_of(stride), " and ", text_of(dilation));
+                  name, " takes a kernel_size, stride and dilation of at least 1 and at most 2**31, got ",
+                  text_of(kernel), ", ", text_of(stride), " and ", text_of(dilation));
   pool::Windows w;
   w.batch = shape[0];
   w.channels = shape[1];
@@ -199,7 +200,8 @@ Tensor adaptive_avg_pool(const Tensor& x, int64_t zero_point, Sizes output_size)
   const Sizes shape = shape_of(x);
   const size_t rank = output_size.size();
   check_input("adaptive_avg_pool", shape, rank);
-  STD_TORCH_CHECK(all_between(output_size, 0, kLargest), "adaptive_avg_pool takes output sizes of at least 0 and at most 2**31, got ",
+  STD_TORCH_CHECK(all_between(output_size, 0, kLargest),
+                  "adaptive_avg_pool takes output sizes of at least 0 and at most 2**31, got ",
                   text_of(output_size));
   pool::Windows windows;
   windows.batch = shape[0];
