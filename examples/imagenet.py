@@ -188,7 +188,8 @@ def slower(times: dict[str, list[list[float]]], inputs: list[str]) -> list[str]:
 
 
 def main() -> int:
-    warnings.filterwarnings("ignore", message=".*deprecated.*")  # torch.ao's and torch.qint8's
+    for theirs in (".*deprecated.*", "Default qconfig of oneDNN.*"):  # torch.ao's and torch.qint8's
+        warnings.filterwarnings("ignore", message=theirs)
     print(f"zeropoint on {zeropoint.backends.describe()}")
     wrong = [f"{part.__name__}: {what}" for part in (pictures, sentences) for what in part()]
     print("\n" + ("\n".join(f"WRONG  {what}" for what in wrong) or "int8 is what it should be."))
