@@ -25,11 +25,6 @@ int64_t lane_bytes(Form form, const Kernel& kernel) {
   return kernel.columns * groups * taps_of(form) * tap_bytes(form);
 }
 
-// Whether the taps of kernel row `r` are paired along it, and not with those of the next.
-bool pairs_along(Form form, const Kernel& kernel, int64_t r) {
-  return form == Form::pairs && r % 2 == 0 && r == kernel.rows - 1;
-}
-
 std::vector<Block> blocks_of(Form form, const WeightSize& size) {
   std::vector<Block> blocks;
   const int64_t bytes = lane_bytes(form, kernel_of(size));
@@ -216,7 +211,7 @@ void pack(Form form, const int8_t* weight, const int32_t* weight_zero_point, con
       for (int64_t r = 0; r < kernel.rows; ++r)
         for (int64_t k = 0; k < kernel.columns; ++k) {
           const int32_t w = weight[channel * size.taps() + r * kernel.columns + k] - zero_point;
-          const bool along = pairs_along(form, kernel, r);
+          const bool along = pairs_along(unit, kernel.rows, r / unit);
           const int64_t column = along ? k - k % 2 : k, tap = along ? k % 2 : r % unit;
           const int64_t place = ((column * groups + r / unit) * block.width + lane) * unit + tap;
           sum += w;

@@ -75,6 +75,11 @@ constexpr int64_t lane_of(int64_t width, int64_t c) {
   return (c % 16) / 4 * (width / 4) + c / 16 * 4 + c % 4;
 }
 
+// Whether a group of taps is the last row's, paired along it. Static, as files of several instruction sets include this.
+static constexpr bool pairs_along(int64_t taps, int64_t kernel_rows, int64_t group) {
+  return taps == 2 && kernel_rows % 2 == 1 && group == kernel_rows / 2;
+}
+
 Form form_of(Isa isa, bool weight_zero_points);
 
 // Packs weights for a form: sums by lane (int32), then the blocks. `weight_zero_point` may be null.

@@ -35,12 +35,6 @@ ZEROPOINT_INLINE void keep(T& value) {
   asm volatile("" : "+v"(value));
 }
 
-// The taps of the last row are paired along it.
-template <class V>
-constexpr bool pairs_along(int64_t kernel_rows, int64_t group) {
-  return V::kTaps == 2 && kernel_rows % 2 == 1 && group == kernel_rows / 2;
-}
-
 // Which of the OT output positions meet input position j in an even kernel column, and in one that has a next.
 struct Met {
   bool any, with_next;
@@ -66,7 +60,7 @@ ZEROPOINT_INLINE void add_taps(const Row& row, int64_t first, typename V::Int (&
   const int64_t at = first * S * V::kWidth;
   each<(OT - 1) * S + KW>([&](auto j) __attribute__((always_inline)) {
     each<kGroups>([&](auto g) __attribute__((always_inline)) {
-      constexpr bool along = pairs_along<V>(R, g.value);
+      constexpr bool along = pairs_along(V::kTaps, R, g.value);
       constexpr Met met = met_in_even_column<KW, S, OT>(j.value);
       if constexpr (!along || met.any) {
         typename V::Int x[4];
@@ -131,7 +125,7 @@ void run_any(const Row& row) {
     for (int64_t k = 0; k < row.kernel_columns; ++k) {
       const int64_t at = (o * row.stride + k * row.dilation) * V::kWidth;
       for (int64_t g = 0; g < groups; ++g, weights += 4 * V::kBytes) {
-        const bool along = pairs_along<V>(row.kernel_rows, g);
+        const bool along = pairs_along(V::kTaps, row.kernel_rows, g);
         if (along && k % 2 == 1) continue;
         const int64_t next = along && k + 1 < row.kernel_columns ? row.dilation * V::kWidth : 0;
         const uint8_t* taps[V::kTaps];

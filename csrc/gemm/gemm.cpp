@@ -104,7 +104,8 @@ struct Plan {
 Plan plan(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k, Purpose purpose) {
   Plan result;
   if (isa != Isa::avx2) return result;
-  if (k > kMaxNarrowDepth || purpose == Purpose::short_runs) {  // outliers are not split with K
+  // Outliers are not split with K, and quads take more codes at once than a short run has.
+  if (k > kMaxNarrowDepth || purpose == Purpose::short_runs) {
     result.form = Form::words;
     return result;
   }

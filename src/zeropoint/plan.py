@@ -376,14 +376,7 @@ class _Builder:
         rank, channels = w.dim() - 2, w.shape[0]
         x = self.channels_last(x)
         out = self.place(node)
-        sizes: list[int] = []
-        for d in range(-3, 0):
-            at = d + rank
-            sizes += (
-                [x.shape[d], stride[at], dilation[at], padding[2 * at], padding[2 * at + 1]]
-                if at >= 0
-                else [1, 1, 1, 0, 0]
-            )
+        sizes = _in_three([1, 1, 1, 0, 0], x.shape[2:], stride, dilation, padding[::2], padding[1::2])
         self.emit(
             *("conv", _CONV, channels, w.shape[1], groups, *[1] * (3 - rank), *w.shape[2:], x.shape[0], *sizes),
             *(int(x.dtype == torch.int8), x_zero_point, self.ref(x), self.ref(out)),
@@ -440,13 +433,10 @@ class _Builder:
         rank, columns = w.dim() - 2, w.shape[1]
         x = self.channels_last(x)
         out = self.place(node)
-        missing = 3 - rank
-        sizes = [1, 1, 1, 0, 0] * missing
-        for numbers in zip(x.shape[2:], stride, dilation, padding, output_padding, strict=True):
-            sizes += numbers
+        sizes = _in_three([1, 1, 1, 0, 0], x.shape[2:], stride, dilation, padding, output_padding)
         self.emit(
             "conv_transpose",
-            *(_CONV_TRANSPOSE, w.shape[0], columns, groups, *[1] * missing, *w.shape[2:]),
+            *(_CONV_TRANSPOSE, w.shape[0], columns, groups, *[1] * (3 - rank), *w.shape[2:]),
             *(x.shape[0], *sizes, int(x.dtype == torch.int8), x_zero_point, self.ref(x), self.ref(out)),
             *self.filters(w, packed, columns * groups, weight_scale, weight_zero_point, bias, x_scale, out_scale),
             *(_TYPES[out_dtype], out_zero_point, out_min, out_max),
@@ -465,9 +455,7 @@ class _Builder:
         out = self.place(node)
         inside = out.lies_in(_channels_last_strides(out.shape))
         x = self.channels_last(x) if inside else self.strided(x, _contiguous_strides(x.shape), "interpolate")
-        sizes: list[int] = [1, 1, _bits(1.0)] * (3 - len(size))
-        for before, after, step in zip(x.shape[2:], size, ratio, strict=True):
-            sizes += [before, after, _bits(step)]
+        sizes = _in_three([1, 1, _bits(1.0)], x.shape[2:], size, [_bits(step) for step in ratio])
         outer, inner = (x.shape[0], x.shape[1]) if inside else (x.shape[0] * x.shape[1], 1)
         self.emit(
             "interpolate",
@@ -657,6 +645,11 @@ class _Builder:
             self.values[node] = self.strided(out, tuple(fake.stride()), _short(node))
             return
         self.copy(_short(node), x, out)
+
+
+def _in_three(missing: list[int], *numbers: Sequence[int]) -> list[int]:
+    """Numbers of three spatial dimensions, one dimension after the other; ``missing`` stands for those not there."""
+    return missing * (3 - len(numbers[0])) + [number for dim in zip(*numbers, strict=True) for number in dim]
 
 
 def _repeated(x: _Value, shape: tuple[int, ...]) -> tuple[int, ...]:
