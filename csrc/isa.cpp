@@ -6,6 +6,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -14,13 +18,10 @@
 namespace zeropoint {
 namespace {
 
-constexpr Isa kAll[] = {Isa::portable, Isa::avx2,     Isa::avx_vnni,
-                        Isa::avx512_vnni, Isa::neon_dot, Isa::neon_i8mm};
-
 Isa best_of_processor() {
   Isa best = Isa::portable;
-  for (Isa isa : kAll)
-    if (processor_has(isa)) best = isa;
+  for (int level = 0; level < kIsaCount; ++level)
+    if (processor_has(static_cast<Isa>(level))) best = static_cast<Isa>(level);
   return best;
 }
 
@@ -28,8 +29,10 @@ Isa chosen_at_load() {
   Isa best = best_of_processor();
   const char* wish = std::getenv("ZEROPOINT_ISA");
   if (wish == nullptr) return best;
-  for (Isa isa : kAll)
+  for (int level = 0; level < kIsaCount; ++level) {
+    const Isa isa = static_cast<Isa>(level);
     if (std::strcmp(wish, isa_name(isa)) == 0 && processor_has(isa)) return isa;
+  }
   return best;
 }
 
@@ -39,12 +42,20 @@ Isa& state() {
 }
 
 #if defined(__x86_64__)
-// F16C and AVX-VNNI, which not every compiler's __builtin_cpu_supports knows by name.
-enum class Word { eax, ecx };
+// F16C, AVX-VNNI and AMX, which not every compiler's __builtin_cpu_supports knows by name.
+enum class Word { eax, ecx, edx };
 [[maybe_unused]] bool cpuid_bit(unsigned leaf, unsigned subleaf, Word word, int bit) {
   unsigned eax, ebx, ecx, edx;
   if (!__get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx)) return false;
-  return ((word == Word::eax ? eax : ecx) >> bit & 1) != 0;
+  return ((word == Word::eax ? eax : word == Word::ecx ? ecx : edx) >> bit & 1) != 0;
+}
+#endif
+
+#if defined(__x86_64__) && defined(__linux__)
+// Linux has a process ask before it uses tile registers, as they enlarge what a signal handler's stack has to hold.
+[[maybe_unused]] bool allow_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #endif
 
@@ -67,6 +78,11 @@ bool ask_processor(Isa isa) {
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512vnni");
 #endif
+#if defined(ZEROPOINT_HAS_AMXINT8) && defined(__linux__)
+    case Isa::amx_int8:
+      return ask_processor(Isa::avx512_vnni) && cpuid_bit(7, 0, Word::edx, 24) && cpuid_bit(7, 0, Word::edx, 25) &&
+             allow_tiles();
+#endif
 #if defined(ZEROPOINT_HAS_NEON_DOT) && defined(__linux__)
     case Isa::neon_dot:
       return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
@@ -85,8 +101,9 @@ bool ask_processor(Isa isa) {
 bool processor_has(Isa isa) {
   // Asked once: in a virtual machine the question leaves it, and takes microseconds.
   static const auto answers = [] {
-    std::array<bool, std::size(kAll)> found{};
-    for (Isa each : kAll) found[static_cast<size_t>(each)] = ask_processor(each);
+    std::array<bool, kIsaCount> found{};
+    for (int level = 0; level < kIsaCount; ++level)
+      found[static_cast<size_t>(level)] = ask_processor(static_cast<Isa>(level));
     return found;
   }();
   const auto index = static_cast<size_t>(isa);
@@ -107,6 +124,7 @@ const char* isa_name(Isa isa) {
     case Isa::avx2: return "avx2";
     case Isa::avx_vnni: return "avx_vnni";
     case Isa::avx512_vnni: return "avx512_vnni";
+    case Isa::amx_int8: return "amx_int8";
     case Isa::neon_dot: return "neon_dot";
     case Isa::neon_i8mm: return "neon_i8mm";
   }

@@ -4,10 +4,11 @@
 namespace zeropoint {
 
 // In rising order: a level includes the ones below it on the same architecture.
-enum class Isa : int { portable = 0, avx2 = 1, avx_vnni = 2, avx512_vnni = 3, neon_dot = 4, neon_i8mm = 5 };
+enum class Isa : int { portable = 0, avx2 = 1, avx_vnni = 2, avx512_vnni = 3, amx_int8 = 4, neon_dot = 5, neon_i8mm = 6 };
+constexpr int kIsaCount = 7;
 
 // The best level of this processor that this build holds, lowered by the environment
-// variable ZEROPOINT_ISA (portable, avx2, avx_vnni, avx512_vnni) when it is set.
+// variable ZEROPOINT_ISA (portable, avx2, avx_vnni, avx512_vnni, amx_int8) when it is set.
 Isa active_isa();
 
 // Lowers or restores the active level: for tests, and for a self-check that failed.
@@ -15,6 +16,10 @@ Isa active_isa();
 bool set_active_isa(Isa isa);
 
 bool processor_has(Isa isa);
+
+// Whether `isa` is a level of x86 that includes `level`.
+constexpr bool includes_x86(Isa isa, Isa level) { return isa <= Isa::amx_int8 && isa >= level; }
+
 const char* isa_name(Isa isa);
 
 // The active level's of a family's three tables of kernels. Those that this build does not hold are not asked for.
@@ -22,10 +27,10 @@ template <auto kPortable, auto kAvx2, auto kAvx512>
 const auto& kernels_of_level() {
   const Isa isa = active_isa();
 #if defined(ZEROPOINT_HAS_AVX512VNNI)
-  if (isa == Isa::avx512_vnni) return kAvx512();
+  if (includes_x86(isa, Isa::avx512_vnni)) return kAvx512();
 #endif
 #if defined(ZEROPOINT_HAS_AVX2)
-  if (isa == Isa::avx2 || isa == Isa::avx_vnni) return kAvx2();
+  if (includes_x86(isa, Isa::avx2)) return kAvx2();
 #endif
   (void)isa;
   return kPortable();

@@ -183,6 +183,7 @@ Kernel kernel_of(const WeightSize& size) {
 Form form_of(Isa isa, bool weight_zero_points) {
   switch (isa) {
     case Isa::avx512_vnni:
+    case Isa::amx_int8:
       return weight_zero_points ? Form::pairs : Form::quads;
     case Isa::avx2:
     case Isa::avx_vnni:

@@ -51,7 +51,7 @@ class Strips {
       inside = inside && g_.padding[d] == 0 && (g_.out[d] - 1) * g_.stride[d] + reach_[d] <= g_.in[d];
     }
     in_place_ = inside && !x_signed && bytes_ == 1;
-    choose_rows(gemm::tile_rows(packed), threads);
+    choose_rows(row_unit(packed), threads);
     for (int64_t d = 0; d < kernel[0]; ++d)
       for (int64_t h = 0; h < kernel[1]; ++h)
         for (int64_t w = 0; w < (whole ? 1 : kernel[2]); ++w)
@@ -107,7 +107,7 @@ class Strips {
   static constexpr int64_t kVector = 32;
   typedef uint8_t Vector __attribute__((vector_size(kVector)));
 
-  static constexpr int64_t kLeastRows = 48;  // for them weights are read
+  static constexpr int64_t kLeastRows = 48, kMostRows = 1024;  // that weights are read for
 
   // Codes from the tap of one depth to the tap of the next.
   int64_t depth_step() const { return in_place_ ? g_.dilation[0] * g_.in[1] * line_pitch_ : depth_pitch_; }
@@ -124,9 +124,15 @@ class Strips {
     scratch_bytes_ = (slabs * g_.weight.kernel[0] * depth_pitch_ + kVector) * bytes_;
   }
 
+  // What strips have a multiple of. Tiles of AMX are loaded from lines, as long as all are whole.
+  int64_t row_unit(const gemm::Packed& packed) const {
+    const int64_t tile = gemm::tile_rows(packed), line = g_.out[2];
+    return packed.isa != Isa::amx_int8 || line > kMostRows ? tile : gemm::round_up(tile, line);
+  }
+
   // Strips of equal length whose input lines stay in the second-level cache.
   void choose_rows(int64_t tile, int64_t threads) {
-    constexpr int64_t kBytes = 96 * 1024, kMostRows = 1024;
+    constexpr int64_t kBytes = 96 * 1024;
     const int64_t all = g_.batch * g_.out[0] * g_.out[1] * g_.out[2];
     measure(kLeastRows);
     narrow_ = scratch_bytes_ > kBytes || (g_.out[0] == 1 && g_.out[1] == 1);

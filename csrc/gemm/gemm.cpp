@@ -25,6 +25,7 @@ static_assert(sizeof(Header) == 64);
 constexpr char kMagic[8] = {'z', 'p', 'g', 'e', 'm', 'm', '8', '\0'};
 constexpr uint32_t kVersion = 1;
 constexpr int64_t kAlign = 64;
+constexpr int64_t kTileDepth = 64;  // of K, in a tile of AMX
 
 // Form::words from one outlier in so many weights. Only beside many columns do many rows pay for being transposed, and
 // only in deep sums for starting from others.
@@ -36,13 +37,14 @@ struct Offsets {
   int64_t column_sums, column_products, panels, outlier_begin, outliers, end;
 };
 
-Offsets layout(Form form, int64_t n, int64_t k, int64_t outliers) {
+Offsets layout(Isa isa, Form form, int64_t n, int64_t k, int64_t outliers) {
   Offsets at;
   const int64_t array = padded_columns(n) * int64_t{sizeof(int32_t)};
   at.column_sums = sizeof(Header);
   at.column_products = at.column_sums + array;
   at.panels = round_up(at.column_products + (form == Form::words ? array : 0), kAlign);
-  at.outlier_begin = round_up(at.panels + padded_columns(n) * padded_depth(k), kAlign);
+  const int64_t room = isa == Isa::amx_int8 ? kTileDepth * kPanel : 0;  // a last tile may reach as far behind the panels
+  at.outlier_begin = round_up(at.panels + padded_columns(n) * padded_depth(k) + room, kAlign);
   at.outliers = at.outlier_begin;
   if (outliers > 0) at.outliers += round_up((padded_columns(n) + 1) * int64_t{sizeof(uint32_t)}, kAlign);
   at.end = round_up(at.outliers + outliers * int64_t{sizeof(Outlier)}, kAlign);
@@ -167,6 +169,10 @@ RunJob kernel_of(Isa isa) {
     case Isa::avx512_vnni:
       return run_avx512_vnni;
 #endif
+#if defined(ZEROPOINT_HAS_AMXINT8)
+    case Isa::amx_int8:
+      return run_amx_int8;
+#endif
 #if defined(ZEROPOINT_HAS_NEON_DOT)
     case Isa::neon_dot:
       return run_neon_dot;
@@ -186,7 +192,7 @@ std::vector<uint8_t> pack(Isa isa, const int8_t* weight, int64_t row_stride, int
                           const Parallel& parallel, Purpose purpose) {
   const Plan chosen = plan(isa, weight, row_stride, n, k, purpose);
   const int64_t outliers = static_cast<int64_t>(chosen.outliers.size());
-  const Offsets at = layout(chosen.form, n, k, outliers);
+  const Offsets at = layout(isa, chosen.form, n, k, outliers);
   std::vector<uint8_t> bytes(static_cast<size_t>(at.end));
   Header header = {};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
@@ -238,7 +244,7 @@ bool view(const uint8_t* bytes, int64_t length, Isa isa, int64_t n, int64_t k, P
   if (isa != Isa::avx2 && (form != Form::quads || header.outliers != 0)) return false;
   if (form == Form::words && header.outliers != 0) return false;
   if (reinterpret_cast<uintptr_t>(bytes) % alignof(int32_t) != 0) return false;
-  const Offsets at = layout(form, n, k, header.outliers);
+  const Offsets at = layout(isa, form, n, k, header.outliers);
   if (at.end != length) return false;
   out->isa = isa;
   out->form = form;
@@ -274,7 +280,7 @@ void run(const Packed& packed, const uint8_t* a, int64_t a_stride, int64_t m, in
 }
 
 int64_t walk_unit(Isa isa, Form form) {
-  if (isa == Isa::avx512_vnni) return kGroup;
+  if (includes_x86(isa, Isa::avx512_vnni)) return kGroup;
   if (isa != Isa::avx2) return 0;
   return form == Form::quads ? 2 * kGroup : 2;
 }
@@ -333,6 +339,7 @@ void flip_sign(const uint8_t* from, uint8_t* to, int64_t count) {
 }
 
 int64_t tile_rows(const Packed& packed) {
+  if (packed.isa == Isa::amx_int8) return 16;
   if (packed.isa == Isa::avx2 && packed.form == Form::quads) return 4;
   return packed.isa == Isa::portable || packed.isa == Isa::neon_dot ? 4 : 6;
 }
@@ -341,7 +348,8 @@ int64_t tile_rows(const Packed& packed) {
 int64_t block_rows(const Packed& packed) {
   constexpr int64_t kCacheBytes = 128 * 1024;
   const int64_t row_bytes = padded_depth(packed.k) * (packed.form == Form::words ? 2 : 1);
-  return std::max<int64_t>(kCacheBytes / std::max<int64_t>(row_bytes, 1) / 24, 1) * 24;
+  const int64_t unit = packed.isa == Isa::amx_int8 ? 32 : 24;
+  return std::max<int64_t>(kCacheBytes / std::max<int64_t>(row_bytes, 1) / unit, 1) * unit;
 }
 
 void* thread_scratch(Scratch slot, size_t bytes) {
@@ -368,25 +376,26 @@ namespace {
 // One small product that leaves a part of every tile empty. `wild` weights take the whole range, a few columns at its
 // ends; mild ones let the avx2 kernel use quads, with a few outliers.
 bool same_as_portable(Isa isa, bool wild) {
-  constexpr int64_t kM = 13, kN = 70, kK = 69;
-  const int64_t stride = padded_depth(kK);
+  const bool tiled = isa == Isa::amx_int8;  // which takes tiles for larger products only
+  const int64_t rows = tiled ? 20 : 13, columns = 70, depth = tiled ? 261 : 69;
+  const int64_t stride = padded_depth(depth);
   uint32_t state = 1;
   const auto random = [&state](int bits) {  // a fixed sequence
     state = state * 1664525u + 1013904223u;
     return static_cast<int32_t>(state) >> (32 - bits);
   };
-  std::vector<int8_t> weight(kN * kK);
+  std::vector<int8_t> weight(columns * depth);
   for (auto& w : weight) w = static_cast<int8_t>(random(wild ? 8 : 5));
-  for (int64_t k = 0; k < kK; ++k)
-    for (int64_t n = 0; n < 4 && wild; ++n) weight[n * kK + k] = n % 2 ? 127 : -128;
+  for (int64_t k = 0; k < depth; ++k)
+    for (int64_t n = 0; n < 4 && wild; ++n) weight[n * depth + k] = n % 2 ? 127 : -128;
   for (int64_t n : {1, 17, 69})
-    for (int64_t k : {8, 9, 44}) weight[n * kK + k] = n == 17 ? -128 : 127;
-  std::vector<uint8_t> a(static_cast<size_t>(kM * stride), 255);
-  for (int64_t i = 3 * stride; i < kM * stride; ++i) a[i] = static_cast<uint8_t>(random(8));
-  std::vector<int32_t> zero_points(padded_columns(kN), 0), sums(kM);
-  for (int64_t n = 0; n < kN; ++n) zero_points[n] = random(8);
-  row_sums(a.data(), stride, kM, kK, sums.data());
-  const std::vector<float> multiplier(padded_columns(kN), 0.003f), offset(padded_columns(kN), -1.5f);
+    for (int64_t k : {8, 9, 44}) weight[n * depth + k] = n == 17 ? -128 : 127;
+  std::vector<uint8_t> a(static_cast<size_t>(rows * stride), 255);
+  for (int64_t i = 3 * stride; i < rows * stride; ++i) a[i] = static_cast<uint8_t>(random(8));
+  std::vector<int32_t> zero_points(padded_columns(columns), 0), sums(rows);
+  for (int64_t n = 0; n < columns; ++n) zero_points[n] = random(8);
+  row_sums(a.data(), stride, rows, depth, sums.data());
+  const std::vector<float> multiplier(padded_columns(columns), 0.003f), offset(padded_columns(columns), -1.5f);
 
   Epilogue ep;
   ep.activation_zero_point = 131;
@@ -396,20 +405,23 @@ bool same_as_portable(Isa isa, bool wild) {
   ep.offset = offset.data();
   ep.low = -100, ep.high = 120, ep.out_zero_point = 7;
   const auto product = [&](Isa which, Epilogue::Output output, auto item) {
-    const auto bytes = pack(which, weight.data(), kK, kN, kK, Parallel::serial());
+    const auto bytes = pack(which, weight.data(), depth, columns, depth, Parallel::serial());
     Packed packed;
-    std::vector<decltype(item)> out(kM * kN);
-    if (!view(bytes.data(), static_cast<int64_t>(bytes.size()), which, kN, kK, &packed)) return out;
+    std::vector<decltype(item)> out(rows * columns);
+    if (!view(bytes.data(), static_cast<int64_t>(bytes.size()), which, columns, depth, &packed)) return out;
     ep.output = output;
     ep.out = out.data();
-    ep.out_stride = kN;
-    run(packed, a.data(), stride, kM, 0, kN, ep);
+    ep.out_stride = columns;
+    run(packed, a.data(), stride, rows, 0, columns, ep);
     return out;
   };
   using Output = Epilogue::Output;
-  return product(isa, Output::sums, int32_t{}) == product(Isa::portable, Output::sums, int32_t{}) &&
-         product(isa, Output::codes, int8_t{}) == product(Isa::portable, Output::codes, int8_t{}) &&
-         product(isa, Output::floats, float{}) == product(Isa::portable, Output::floats, float{});
+  const auto same = [&](Output output, auto item) {
+    return product(isa, output, item) == product(Isa::portable, output, item);
+  };
+  const bool shifted = same(Output::sums, int32_t{}) && same(Output::codes, int8_t{}) && same(Output::floats, float{});
+  ep.weight_zero_point = nullptr;  // codes straight from the sums
+  return shifted && same(Output::codes, int8_t{});
 }
 
 }  // namespace

@@ -16,7 +16,8 @@
 //
 // Layout of packed weights (every instruction set)
 //   Columns (rows of the weight) stand in panels of kPanel = 16, zero padded. K is zero padded to groups of 4 codes.
-//     Form::quads   panel[K/4][16][4]: one 32-bit lane holds four successive k of one column: what vpdpbusd reads.
+//     Form::quads   panel[K/4][16][4]: one 32-bit lane holds four successive k of one column: what vpdpbusd reads,
+//                   and, 16 groups at a time, tdpbusd.
 //                   The avx2 kernel adds two vpmaddubsw results in 16 bits before it widens them. That is exact where,
 //                   of the four weights that meet in a 16-bit lane, the positive ones add up to at most 128 and the
 //                   negative ones to at least -128 (255 * 128 < 2**15). Weights that break this rule are cut, and what
@@ -150,7 +151,7 @@ int64_t tile_rows(const Packed& packed);
 int64_t block_rows(const Packed& packed);
 
 // Memory of the calling thread that lasts until its next call with the same slot: rows that a caller of `run` gathers,
-// rows that a kernel widens, a panel of weights, per-column arrays, and what other families need.
+// rows that a kernel widens or aligns, a panel of weights, per-column arrays, and what other families need.
 enum class Scratch { rows, words, panel, columns, tile, layout, count_ };
 void* thread_scratch(Scratch slot, size_t bytes);
 

@@ -28,6 +28,7 @@ void run_portable(const Job& job);
 void run_avx2(const Job& job);
 void run_avx_vnni(const Job& job);
 void run_avx512_vnni(const Job& job);
+void run_amx_int8(const Job& job);
 void run_neon_dot(const Job& job);
 void run_neon_i8mm(const Job& job);
 

@@ -83,7 +83,7 @@ void each_code(const Windows& w, const T* image, const Span& d, const Span& h, c
 template <class T>
 Kernels<T> kernels_of(Isa isa, T type) {
 #if defined(ZEROPOINT_HAS_AVX2)
-  if (isa == Isa::avx2 || isa == Isa::avx_vnni || isa == Isa::avx512_vnni) return kernels_avx2(type);
+  if (includes_x86(isa, Isa::avx2)) return kernels_avx2(type);
 #endif
   (void)isa;
   return kernels_portable(type);

@@ -165,6 +165,16 @@ ZEROPOINT_TEST(gemm_packed_for_many_rows) {
   check_all_outputs(isa, random, Weights::bell, 9, 70, gemm::kMaxNarrowDepth, gemm::Purpose::many_rows);
 }
 
+// Every way in which rows and panels fill tiles of 16, and depths that fill a last tile or do not.
+ZEROPOINT_TEST(gemm_tiles) {
+  Random random(10);
+  for (int64_t m : {8, 16, 17, 33, 64, 81})
+    for (int64_t n : {16, 33, 48, 63, 130})
+      for (int64_t k : {256, 301}) check_all_outputs(isa, random, Weights::any, m, n, k);
+  for (Weights kind : kWeights) check_all_outputs(isa, random, kind, 33, 40, 1024);
+  check_all_outputs(isa, random, Weights::highest, 17, 17, gemm::kMaxNarrowDepth);
+}
+
 // Weights as trained ones are spread take the kernel of two additions in 16 bits there; uniform ones cannot.
 ZEROPOINT_TEST(gemm_form_for_many_rows) {
   Random random(8);
@@ -390,11 +400,13 @@ ZEROPOINT_TEST(linear_dynamic) {
   for (int64_t m : {1, 7, 30})
     for (int64_t n : {1, 33})
       for (int64_t k : {1, 16, 45, 200}) check_dynamic(isa, random, m, n, k, k != 16);
+  check_dynamic(isa, random, 41, 70, 256, false);  // rows that tiles are loaded from
 }
 
 ZEROPOINT_TEST(linear_deeper_than_32_bits) {
   Random random(9);
   check_dynamic(isa, random, 2, 5, gemm::kMaxNarrowDepth + 3, true);
+  check_dynamic(isa, random, 9, 5, gemm::kMaxNarrowDepth + 64, true);
 }
 
 }  // namespace

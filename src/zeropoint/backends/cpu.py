@@ -1,7 +1,7 @@
 """Loads the native CPU library, if it was built, and tells what runs.
 
 Environment: ``ZEROPOINT_NATIVE=0`` keeps to the reference backend; ``ZEROPOINT_NATIVE=<path>`` loads that library
-file; ``ZEROPOINT_ISA`` (portable, avx2, avx_vnni, avx512_vnni) lowers the instruction set.
+file; ``ZEROPOINT_ISA`` (portable, avx2, avx_vnni, avx512_vnni, amx_int8) lowers the instruction set.
 
 May import: torch only. ``zeropoint.ops`` must be imported first: it defines the schemas.
 """
@@ -16,7 +16,7 @@ import torch
 
 __all__ = ["ISA_NAMES", "active_isa", "available_isas", "describe", "is_native", "load", "set_isa"]
 
-ISA_NAMES = ("portable", "avx2", "avx_vnni", "avx512_vnni", "neon_dot", "neon_i8mm")
+ISA_NAMES = ("portable", "avx2", "avx_vnni", "avx512_vnni", "amx_int8", "neon_dot", "neon_i8mm")
 """Instruction sets of the native library, by number."""
 
 _LOG = logging.getLogger("zeropoint")
