@@ -51,7 +51,7 @@ class Strips {
       inside = inside && g_.padding[d] == 0 && (g_.out[d] - 1) * g_.stride[d] + reach_[d] <= g_.in[d];
     }
     in_place_ = inside && !x_signed && bytes_ == 1;
-    choose_rows(row_unit(packed), threads);
+    choose_rows(packed, threads);
     for (int64_t d = 0; d < kernel[0]; ++d)
       for (int64_t h = 0; h < kernel[1]; ++h)
         for (int64_t w = 0; w < (whole ? 1 : kernel[2]); ++w)
@@ -131,16 +131,17 @@ class Strips {
   }
 
   // Strips of equal length whose input lines stay in the second-level cache.
-  void choose_rows(int64_t tile, int64_t threads) {
-    constexpr int64_t kBytes = 96 * 1024;
+  void choose_rows(const gemm::Packed& packed, int64_t threads) {
+    // Processors with AMX have 2 MiB of it, and weights pass through quickly.
+    const int64_t most_bytes = packed.isa == Isa::amx_int8 ? 384 * 1024 : 96 * 1024;
     const int64_t all = g_.batch * g_.out[0] * g_.out[1] * g_.out[2];
     measure(kLeastRows);
-    narrow_ = scratch_bytes_ > kBytes || (g_.out[0] == 1 && g_.out[1] == 1);
+    narrow_ = scratch_bytes_ > most_bytes || (g_.out[0] == 1 && g_.out[1] == 1);
     rows_ = kMostRows;
-    for (measure(rows_); rows_ > kLeastRows && scratch_bytes_ > kBytes; measure(rows_)) rows_ -= kLeastRows / 3;
+    for (measure(rows_); rows_ > kLeastRows && scratch_bytes_ > most_bytes; measure(rows_)) rows_ -= kLeastRows / 3;
     int64_t strips = (all + rows_ - 1) / rows_;
     if (all >= kLeastRows * threads) strips = gemm::round_up(strips, threads);
-    rows_ = gemm::round_up((all + strips - 1) / strips, tile);
+    rows_ = gemm::round_up((all + strips - 1) / strips, row_unit(packed));
     measure(rows_);
   }
 

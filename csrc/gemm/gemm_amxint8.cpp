@@ -247,7 +247,7 @@ class Product {
   }
 
  private:
-  static constexpr int64_t kCopiedBytes = 512 * 1024;
+  static constexpr int64_t kCopiedBytes = 1024 * 1024;  // which stay in the second-level cache
   static constexpr int64_t kLeastLine = 8;  // rows that shorter lines leave out of tiles would cost more than copying
 
   // Whether all rows can be loaded from where they are.
