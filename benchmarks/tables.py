@@ -52,7 +52,7 @@ PAGES = (
         RESULTS,
         "AVX-512 VNNI",
         "`make bench`",
-        "A processor with AVX2 only is in [benchmarks-avx2.md](benchmarks-avx2.md).",
+        "Other processors: [AVX2 only](benchmarks-avx2.md), [AMX](benchmarks-amx.md).",
     ),
     Page(
         "benchmarks-avx2.md",
@@ -61,7 +61,14 @@ PAGES = (
         "`python -m benchmarks --results benchmarks/results/avx2`",
         "The peers' int8 kernels for such a processor add two products in 16 bits and saturate: "
         "their codes, and so their predictions, can differ from the exact ones. Ours do not.\n\n"
-        "A processor with AVX-512 VNNI is in [benchmarks.md](benchmarks.md).",
+        "Other processors: [AVX-512 VNNI](benchmarks.md), [AMX](benchmarks-amx.md).",
+    ),
+    Page(
+        "benchmarks-amx.md",
+        RESULTS / "amx",
+        "AMX",
+        "`python -m benchmarks --results benchmarks/results/amx`",
+        "Other processors: [AVX-512 VNNI](benchmarks.md), [AVX2 only](benchmarks-avx2.md).",
     ),
 )
 

@@ -346,10 +346,10 @@ int64_t tile_rows(const Packed& packed) {
 
 // Their codes stay in the second-level cache meanwhile. A multiple of every kernel's tile.
 int64_t block_rows(const Packed& packed) {
-  constexpr int64_t kCacheBytes = 128 * 1024;
+  const int64_t cache_bytes = packed.isa == Isa::amx_int8 ? 512 * 1024 : 128 * 1024;
   const int64_t row_bytes = padded_depth(packed.k) * (packed.form == Form::words ? 2 : 1);
   const int64_t unit = packed.isa == Isa::amx_int8 ? 32 : 24;
-  return std::max<int64_t>(kCacheBytes / std::max<int64_t>(row_bytes, 1) / unit, 1) * unit;
+  return std::max<int64_t>(cache_bytes / std::max<int64_t>(row_bytes, 1) / unit, 1) * unit;
 }
 
 void* thread_scratch(Scratch slot, size_t bytes) {

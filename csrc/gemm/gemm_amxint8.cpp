@@ -266,10 +266,12 @@ class Product {
     int64_t line = 2;
     while (line < job_.m && walk->rows[line] - walk->rows[line - 1] == stride) ++line;
     if (line < kLeastLine || job_.m % line != 0) return false;
-    for (int64_t i = 0; i < job_.m; ++i) {
-      if (i % line != 0 && walk->rows[i] - walk->rows[i - 1] != stride) return false;
-      misfit |= walk->rows[i];
+    for (int64_t first = 0; first < job_.m; first += line) {
+      misfit |= walk->rows[first];
+      for (int64_t i = first + 1; i < first + line; ++i)
+        if (walk->rows[i] - walk->rows[i - 1] != stride) return false;
     }
+    misfit |= stride;
     misfit |= walk->run;
     int64_t k = 0;
     for (int64_t s = 0; s < walk->count; ++s) {
