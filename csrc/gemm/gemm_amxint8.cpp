@@ -19,7 +19,7 @@ constexpr int64_t kStep = kGroup * kPanel;
 constexpr int64_t kTileRows = 16, kTileGroups = 16;
 constexpr int64_t kTileBytes = kTileGroups * kGroup;  // of a row
 constexpr int kMaxTiles = 4;                          // of sums
-constexpr int64_t kMaxChunks = kMaxNarrowDepth / kTileBytes;
+constexpr int64_t kMaxChunks = kMaxNarrowDepth / kTileBytes;  // deeper sums come in parts
 static_assert(kMaxNarrowDepth % kTileBytes == 0);
 
 struct alignas(64) Shapes {
@@ -72,9 +72,9 @@ struct Tiles {
   const int32_t* start;  // of the sums of a row, or null: 0
 };
 
-// sums[Rows][kTileRows][Panels][16]
+// sums[Rows][kTileRows][`width` panels][16], of which these are the first.
 template <int Rows, int Panels>
-void multiply(const Tiles& tiles, int32_t* sums) {
+void multiply(const Tiles& tiles, int64_t width, int32_t* sums) {
   static_assert(Rows * Panels <= kMaxTiles);
   const auto load_codes = [&](auto r, int64_t k) __attribute__((always_inline)) {
     load_tile<4 + r.value % 2>(tiles.a[r.value] + tiles.places[k], tiles.a_stride);
@@ -112,13 +112,13 @@ void multiply(const Tiles& tiles, int32_t* sums) {
   for_each<Rows>([&](auto r) __attribute__((always_inline)) {
     for_each<Panels>([&](auto p) __attribute__((always_inline)) {
       constexpr int kSums = decltype(r)::value * Panels + decltype(p)::value;
-      store_tile<kSums>(sums + (r.value * kTileRows * Panels + p.value) * kPanel,
-                        Panels * kPanel * int64_t{sizeof(int32_t)});
+      store_tile<kSums>(sums + (r.value * kTileRows * width + p.value) * kPanel,
+                        width * kPanel * int64_t{sizeof(int32_t)});
     });
   });
 }
 
-using Multiply = void (*)(const Tiles&, int32_t*);
+using Multiply = void (*)(const Tiles&, int64_t, int32_t*);
 
 constexpr Multiply kKernels[kMaxTiles + 1][kMaxTiles + 1] = {
     {},
@@ -321,17 +321,13 @@ class Product {
     tiles_.a_stride = rows.stride;
     for (int64_t n = job_.n_begin; n < job_.n_end;) {
       const int64_t left = (job_.n_end - n + kPanel - 1) / kPanel;
-      // Two by two tiles need the fewest loads for their products.
-      int64_t panels = row_tiles == 1 ? kMaxTiles : 2;
-      panels = left < panels ? left : panels;
-      const int64_t rows_at_once = kMaxTiles / panels;
+      // Up to four panels give whole cache lines of codes; two by two tiles need the fewest loads for their products.
+      const int64_t panels = left < kMaxPanels ? left : kMaxPanels;
+      const int64_t rows_at_once = panels == 1 ? kMaxTiles : 2;
       const int64_t columns = job_.n_end - n < panels * kPanel ? job_.n_end - n : panels * kPanel;
       const bool fast = to_codes_ && prepare_codes(packed_, ep_, n, columns, &codes_);
       if (fast) repeat(panels, &codes_);
-      tiles_.start = fast ? codes_.constant : nullptr;
-      tiles_.b = packed_.panel(n / kPanel) + job_.group_begin * kStep;
-      // While tiles are multiplied, the sums before them are stored.
-      int64_t waiting = 0, next = 0, place[kMaxTiles];
+      const int8_t* const weights = packed_.panel(n / kPanel) + job_.group_begin * kStep;
       for (int64_t tile = 0; tile < row_tiles; tile += rows_at_once) {
         const int64_t at_once = row_tiles - tile < rows_at_once ? row_tiles - tile : rows_at_once;
         int64_t begin[kMaxTiles];
@@ -340,15 +336,16 @@ class Product {
           begin[r] = (tile + r) / line_tiles * rows.line + (in_line < last ? in_line : last);
           tiles_.a[r] = rows.row(begin[r]);
         }
-        kKernels[at_once][panels](tiles_, sums_[next]);
-        for (int64_t r = 0; r < waiting; ++r)
-          store(sums_[1 - next] + r * kTileRows * panels * kPanel, place[r], n, columns, panels, fast);
-        waiting = at_once;
-        for (int64_t r = 0; r < at_once; ++r) place[r] = first + begin[r];
-        next = 1 - next;
+        const int64_t panels_at_once = kMaxTiles / at_once;
+        for (int64_t p = 0; p < panels; p += panels_at_once) {
+          tiles_.b = weights + p * tiles_.panel_bytes;
+          tiles_.start = fast ? codes_.constant + p * kPanel : nullptr;
+          const int64_t count = panels - p < panels_at_once ? panels - p : panels_at_once;
+          kKernels[at_once][count](tiles_, panels, sums_ + p * kPanel);
+        }
+        for (int64_t r = 0; r < at_once; ++r)
+          store(sums_ + r * kTileRows * panels * kPanel, first + begin[r], n, columns, panels, fast);
       }
-      for (int64_t r = 0; r < waiting; ++r)
-        store(sums_[1 - next] + r * kTileRows * panels * kPanel, place[r], n, columns, panels, fast);
       n += panels * kPanel;
     }
   }
@@ -376,7 +373,7 @@ class Product {
   Tiles tiles_;
   int64_t places_[kMaxChunks];
   int64_t tile_rows_ = 0;
-  alignas(64) int32_t sums_[2][kMaxTiles * kTileRows * kPanel + kMaxPanels * kPanel];
+  alignas(64) int32_t sums_[(2 * kTileRows + 1) * kMaxPanels * kPanel];
 };
 
 // Whether tiles are worth it, in instructions a row: a dot product for each group of each panel takes as long as 16 rows
@@ -386,7 +383,7 @@ bool worth_tiles(const Job& job) {
   const int64_t groups = job.group_end - job.group_begin, chunks = (groups + kTileGroups - 1) / kTileGroups;
   const int64_t panels = (job.n_end - job.n_begin + kPanel - 1) / kPanel;
   const int64_t segments = job.walk != nullptr ? job.walk->count : 1;
-  if (job.m < kLeastRows || job.m * groups * panels < kLeastProducts) return false;
+  if (job.m < kLeastRows || job.m * groups * panels < kLeastProducts || chunks > kMaxChunks) return false;
   return 2 * panels * (groups - 6) > 3 * panels * chunks + 12 * segments;
 }
 
