@@ -113,6 +113,15 @@ struct Rows {
   int64_t stride;
 };
 
+// Rows to compute at once whose results are floats: so few that they lie in few pages, whose addresses the processor
+// remembers while panel after panel adds to them.
+int64_t float_rows(const Packed& weight) {
+  constexpr int64_t kBytes = 128 * 1024, kLeast = 32;
+  const int64_t unit = round_up(kLeast, tile_rows(weight));
+  const int64_t fit = kBytes / (weight.n * int64_t{sizeof(float)});
+  return std::min(block_rows(weight), std::max<int64_t>(fit / unit, 1) * unit);
+}
+
 template <class GetRows>
 void multiply(const Layer& layer, int64_t m, double x_scale, double out_scale, const Epilogue& epilogue,
               const Parallel& parallel, GetRows&& get_rows) {
@@ -138,7 +147,7 @@ void multiply(const Layer& layer, int64_t m, double x_scale, double out_scale, c
       prepare_columns(layer, x_scale, out_scale, n_begin, n_end, &ep);
       std::vector<int32_t> sums;
       std::vector<int64_t> wide;
-      const int64_t block = block_rows(weight);
+      const int64_t block = ep.output == Output::floats ? float_rows(weight) : block_rows(weight);
       const int64_t item = ep.output == Output::floats ? sizeof(float) : 1;
       for (int64_t row = row_begin; row < row_end; row += block) {
         const int64_t count = std::min(block, row_end - row);
