@@ -50,11 +50,11 @@ Header header_of(Isa isa, Kind kind, depthwise::Form form, const WeightSize& siz
   return header;
 }
 
-std::vector<uint8_t> pack_dense(Isa isa, const int8_t* weight, const WeightSize& size, const Parallel& parallel) {
+AlignedBytes pack_dense(Isa isa, const int8_t* weight, const WeightSize& size, const Parallel& parallel) {
   const int64_t table = sizeof(Header);
-  std::vector<uint8_t> bytes(static_cast<size_t>(round_up(table + size.groups * 2 * int64_t{sizeof(int64_t)}, kAlign)));
+  AlignedBytes bytes(static_cast<size_t>(round_up(table + size.groups * 2 * int64_t{sizeof(int64_t)}, kAlign)));
   int64_t at = table;
-  for (const std::vector<uint8_t>& part : dense::pack(isa, weight, size, parallel)) {
+  for (const AlignedBytes& part : dense::pack(isa, weight, size, parallel)) {
     const int64_t place[2] = {static_cast<int64_t>(bytes.size()), static_cast<int64_t>(part.size())};
     std::memcpy(bytes.data() + at, place, sizeof place);
     at += int64_t{sizeof place};
@@ -66,11 +66,10 @@ std::vector<uint8_t> pack_dense(Isa isa, const int8_t* weight, const WeightSize&
   return bytes;
 }
 
-std::vector<uint8_t> pack_depthwise(Isa isa, const int8_t* weight, const int32_t* weight_zero_point,
-                                    const WeightSize& size) {
+AlignedBytes pack_depthwise(Isa isa, const int8_t* weight, const int32_t* weight_zero_point, const WeightSize& size) {
   const depthwise::Form form = depthwise::form_of(isa, weight_zero_point != nullptr);
   const int64_t length = int64_t{sizeof(Header)} + depthwise::packed_bytes(form, size);
-  std::vector<uint8_t> bytes(static_cast<size_t>(length));
+  AlignedBytes bytes(static_cast<size_t>(length));
   const Header header = header_of(isa, Kind::depthwise, form, size, length);
   std::memcpy(bytes.data(), &header, sizeof header);
   depthwise::pack(form, weight, weight_zero_point, size, bytes.data() + sizeof header);
@@ -124,7 +123,7 @@ Kind kind_of(const WeightSize& size) {
   return single ? Kind::depthwise : Kind::dense;
 }
 
-std::vector<uint8_t> pack(Isa isa, const int8_t* weight, const WeightSize& size, const Parallel& parallel) {
+AlignedBytes pack(Isa isa, const int8_t* weight, const WeightSize& size, const Parallel& parallel) {
   if (kind_of(size) == Kind::depthwise) return pack_depthwise(isa, weight, nullptr, size);
   return pack_dense(isa, weight, size, parallel);
 }
@@ -139,7 +138,7 @@ void run(Isa isa, const Geometry& geometry, const uint8_t* x, bool x_signed, int
          uint8_t* out, const Parallel& parallel) {
   const WeightSize& size = geometry.weight;
   if (geometry.batch * geometry.out_positions() == 0) return;
-  std::vector<uint8_t> anew;
+  AlignedBytes anew;
   const bool short_rows =
       (size.kernel[2] - 1) * geometry.dilation[2] < kLongestReach && geometry.stride[2] < kLongestStride;
   // The row kernels leave out what NaN needs; no sensible grid has an infinite ratio of scales.

@@ -11,8 +11,8 @@
 //   depthwise  One input channel an output channel: kernels of its own, vectorized over channels (depthwise.h).
 #pragma once
 #include <cstdint>
-#include <vector>
 
+#include "aligned_bytes.h"
 #include "isa.h"
 #include "parallel.h"
 
@@ -61,7 +61,7 @@ enum class Kind : uint32_t { dense = 0, depthwise = 1 };
 Kind kind_of(const WeightSize& size);
 
 // Packs canonical weights (out_channels, group_channels, kernel), dense, for `isa`.
-std::vector<uint8_t> pack(Isa isa, const int8_t* weight, const WeightSize& size, const Parallel& parallel);
+AlignedBytes pack(Isa isa, const int8_t* weight, const WeightSize& size, const Parallel& parallel);
 
 // Convolves. `x`: int8 (x_signed) or uint8 codes, channels-last. `weight`: the canonical weights. `weight_zero_point`:
 // one a channel, or null if all are 0. `packed`: what `pack` gave; bytes that do not fit the sizes and `isa` are

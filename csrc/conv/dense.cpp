@@ -178,8 +178,7 @@ int64_t line_codes(Isa isa, const WeightSize& size) {
   return unit > 0 ? gemm::round_up(codes, unit) : codes;
 }
 
-std::vector<std::vector<uint8_t>> pack(Isa isa, const int8_t* weight, const WeightSize& size,
-                                       const Parallel& parallel) {
+std::vector<AlignedBytes> pack(Isa isa, const int8_t* weight, const WeightSize& size, const Parallel& parallel) {
   const int64_t taps = size.taps(), rows = depth(isa, size), line = line_codes(isa, size), columns = size.group_columns();
   std::vector<int8_t> matrix(static_cast<size_t>(size.out_channels * rows));
   for (int64_t n = 0; n < size.out_channels; ++n)
@@ -192,7 +191,7 @@ std::vector<std::vector<uint8_t>> pack(Isa isa, const int8_t* weight, const Weig
   const auto purpose = line_form(isa, size) == gemm::Form::words ? gemm::Purpose::short_runs
                        : winograd::fits(size)                    ? gemm::Purpose::any
                                                                  : gemm::Purpose::many_rows;
-  std::vector<std::vector<uint8_t>> groups;
+  std::vector<AlignedBytes> groups;
   for (int64_t g = 0; g < size.groups; ++g)
     groups.push_back(gemm::pack(isa, matrix.data() + g * columns * rows, rows, columns, rows, parallel, purpose));
   return groups;

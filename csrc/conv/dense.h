@@ -19,7 +19,7 @@ inline int64_t depth(Isa isa, const WeightSize& size) {
 }
 
 // Packs each group for gemm: canonical weights have a channel's taps together, rows of the matrix a tap's channels.
-std::vector<std::vector<uint8_t>> pack(Isa isa, const int8_t* weight, const WeightSize& size, const Parallel& parallel);
+std::vector<AlignedBytes> pack(Isa isa, const int8_t* weight, const WeightSize& size, const Parallel& parallel);
 
 void run(const std::vector<gemm::Packed>& groups, const Geometry& geometry, const uint8_t* x, bool x_signed,
          int32_t x_zero_point, const int32_t* weight_zero_point, const Requantize& requantize, uint8_t* out,

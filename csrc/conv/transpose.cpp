@@ -158,12 +158,11 @@ void scatter(const uint8_t* outputs, const TransposedGeometry& g, const Lane lan
 
 }  // namespace
 
-std::vector<uint8_t> pack_transposed(Isa isa, const int8_t* weight, const TransposedWeight& size,
-                                     const Parallel& parallel) {
+AlignedBytes pack_transposed(Isa isa, const int8_t* weight, const TransposedWeight& size, const Parallel& parallel) {
   const std::vector<Part> parts = parts_of(size);
-  const auto align = [](std::vector<uint8_t>& to) { to.resize((to.size() + kAlign - 1) / kAlign * kAlign); };
+  const auto align = [](AlignedBytes& to) { to.resize((to.size() + kAlign - 1) / kAlign * kAlign); };
   const auto count = static_cast<int64_t>(parts.size());
-  std::vector<uint8_t> bytes(static_cast<size_t>(kHead + count * 2 * int64_t{sizeof(int64_t)}));
+  AlignedBytes bytes(static_cast<size_t>(kHead + count * 2 * int64_t{sizeof(int64_t)}));
   std::memcpy(bytes.data(), kMagic, sizeof kMagic);
   std::memcpy(bytes.data() + sizeof kMagic, &count, sizeof count);
   align(bytes);

@@ -27,8 +27,7 @@ struct TransposedGeometry {
 };
 
 // Packs canonical weights, dense, for `isa`: what `pack` makes of every convolution.
-std::vector<uint8_t> pack_transposed(Isa isa, const int8_t* weight, const TransposedWeight& size,
-                                     const Parallel& parallel);
+AlignedBytes pack_transposed(Isa isa, const int8_t* weight, const TransposedWeight& size, const Parallel& parallel);
 
 // As `run` of conv.h. Arrays have one entry an output channel.
 void run_transposed(Isa isa, const TransposedGeometry& geometry, const uint8_t* x, bool x_signed,

@@ -188,12 +188,12 @@ RunJob kernel_of(Isa isa) {
 
 }  // namespace
 
-std::vector<uint8_t> pack(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k,
-                          const Parallel& parallel, Purpose purpose) {
+AlignedBytes pack(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k, const Parallel& parallel,
+                  Purpose purpose) {
   const Plan chosen = plan(isa, weight, row_stride, n, k, purpose);
   const int64_t outliers = static_cast<int64_t>(chosen.outliers.size());
   const Offsets at = layout(isa, chosen.form, n, k, outliers);
-  std::vector<uint8_t> bytes(static_cast<size_t>(at.end));
+  AlignedBytes bytes(static_cast<size_t>(at.end));
   Header header = {};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.version = kVersion;

@@ -30,8 +30,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "aligned_bytes.h"
 #include "isa.h"
 #include "parallel.h"
 
@@ -79,8 +79,8 @@ struct Packed {
 enum class Purpose { any, many_rows, short_runs };
 
 // Packs `weight` (n rows of k codes, `row_stride` codes apart) for `isa`.
-std::vector<uint8_t> pack(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k,
-                          const Parallel& parallel, Purpose purpose = Purpose::any);
+AlignedBytes pack(Isa isa, const int8_t* weight, int64_t row_stride, int64_t n, int64_t k, const Parallel& parallel,
+                  Purpose purpose = Purpose::any);
 
 // The packed weights in `bytes`, if header and length say that they are n x k for `isa`. False, and nothing is read
 // beyond `length`, if they are anything else. `bytes` must outlive the view.

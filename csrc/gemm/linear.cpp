@@ -17,8 +17,12 @@ namespace {
 
 using Output = Epilogue::Output;
 
-// Fewer products than this a thread cost less than waking it.
-constexpr int64_t kWorkPerThread = int64_t{1} << 18;
+// Fewer products than this a thread cost less than waking it, which takes some microseconds.
+int64_t work_per_thread(Isa isa, int64_t rows) {
+  constexpr int64_t kTiledRows = 6;  // from which tiles of AMX pay
+  if (isa == Isa::amx_int8 && rows >= kTiledRows) return int64_t{1} << 22;
+  return int64_t{1} << (includes_x86(isa, Isa::avx512_vnni) ? 19 : 18);
+}
 
 template <class To>
 void spread(const Numbers& numbers, int64_t begin, int64_t end, To* to) {
@@ -130,7 +134,7 @@ void multiply(const Layer& layer, int64_t m, double x_scale, double out_scale, c
   const int64_t row_unit = std::min(m, tile_rows(weight));
   const int64_t row_units = (m + row_unit - 1) / row_unit, column_units = (weight.n + column_unit - 1) / column_unit;
   const int64_t work = m * weight.n * std::max<int64_t>(weight.k, 1);
-  const int64_t threads = std::clamp<int64_t>(work / kWorkPerThread, 1, parallel.threads);
+  const int64_t threads = std::clamp<int64_t>(work / work_per_thread(weight.isa, m), 1, parallel.threads);
   // Long work is cut into more parts than there are threads, as they do not always get on equally fast.
   constexpr int64_t kLongWork = int64_t{1} << 24;
   const int64_t parts = work / threads >= kLongWork ? 4 * threads : threads;

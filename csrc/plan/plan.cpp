@@ -266,7 +266,7 @@ void linear(Reader& in, const Parallel& parallel) {
   call.out_zero_point = static_cast<int32_t>(grid.zero_point);
   call.out_min = static_cast<int32_t>(grid.low);
   call.out_max = static_cast<int32_t>(grid.high);
-  std::vector<uint8_t> packed_now;
+  AlignedBytes packed_now;
   if (packed == nullptr || !gemm::view(packed, packed_length, active_isa(), n, k, &layer.weight)) {
     packed_now = gemm::pack(active_isa(), reinterpret_cast<const int8_t*>(weight), k, n, k, parallel);
     in.require(gemm::view(packed_now.data(), static_cast<int64_t>(packed_now.size()), active_isa(), n, k,

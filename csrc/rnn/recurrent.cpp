@@ -26,7 +26,7 @@ int64_t threads_for(int64_t work, const Parallel& parallel) {
 
 // Rows on their grids.
 struct Codes {
-  std::vector<uint8_t> codes;
+  AlignedBytes codes;
   std::vector<Row> rows;
   int64_t stride = 0;
 

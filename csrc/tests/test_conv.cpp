@@ -177,7 +177,7 @@ struct Data {
     return out;
   }
 
-  std::vector<uint8_t> run(Isa isa, bool shifted, const Requantize& to, const std::vector<uint8_t>& packed) const {
+  std::vector<uint8_t> run(Isa isa, bool shifted, const Requantize& to, const AlignedBytes& packed) const {
     std::vector<uint8_t> out(static_cast<size_t>(g.batch * g.out_positions() * g.weight.out_channels), 99);
     conv::run(isa, g, x.data(), x_signed, zero_point, weight.data(), shifted ? weight_zero_points.data() : nullptr,
               packed.empty() ? nullptr : packed.data(), static_cast<int64_t>(packed.size()), to, out.data(),
@@ -251,7 +251,7 @@ ZEROPOINT_TEST(conv_damaged_bytes) {
       check_equal(data.run(isa, false, to, damaged), expected, text(shape.name, "header byte", at));
     }
     for (size_t cut : {size_t{1}, size_t{64}, packed.size() / 2, packed.size() - 1}) {
-      const std::vector<uint8_t> damaged(packed.begin(), packed.end() - static_cast<ptrdiff_t>(cut));
+      const AlignedBytes damaged(packed.begin(), packed.end() - static_cast<ptrdiff_t>(cut));
       check_equal(data.run(isa, false, to, damaged), expected, text(shape.name, "cut", cut));
     }
     for (int round = 0; round < 20; ++round) {

@@ -144,7 +144,7 @@ ZEROPOINT_TEST(recurrent_layers_alone_and_in_parts) {
         const int64_t width = rnn::gates_of(mode) * hidden;
         const auto scale = random.reals<float>(width, 0.001, 0.01), bias = random.reals<float>(width, -1, 1);
         const auto zeros = random.codes<int32_t>(width, -20, 20);
-        std::vector<std::vector<uint8_t>> packed;
+        std::vector<AlignedBytes> packed;
         const auto projection = [&](int64_t columns, const float* with_bias) {
           const auto weight = random.codes<int8_t>(width * columns, -128, 127);
           packed.push_back(gemm::pack(isa, weight.data(), columns, width, columns, Parallel::serial()));

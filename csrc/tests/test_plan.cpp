@@ -49,7 +49,8 @@ struct Network {
   std::vector<float> picture, result, multiplier, offset, scale, bias;
   std::vector<int8_t> filters, classes;
   std::vector<int32_t> filter_zero, class_zero;
-  std::vector<uint8_t> space, entries, packed_filters, packed_classes;
+  std::vector<uint8_t> space, entries;
+  AlignedBytes packed_filters, packed_classes;
   conv::Geometry geometry;
   std::vector<int64_t> words;
 
@@ -166,7 +167,8 @@ struct Growing {
   static constexpr int64_t kSide = 4, kWide = 7, kChannels = 3, kFilters = 5, kOut = 2 * kWide;
   enum : int64_t { arena, input, output, weight, packed, multiplier, memory_count };
 
-  std::vector<uint8_t> picture, space, result, packed_weight;
+  std::vector<uint8_t> picture, space, result;
+  AlignedBytes packed_weight;
   std::vector<int8_t> filters;
   std::vector<float> scales;
   conv::TransposedGeometry geometry;

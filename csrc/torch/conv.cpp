@@ -35,7 +35,7 @@ conv::WeightSize weight_size(const Tensor& weight, int64_t groups) {
 Tensor conv_pack(const Tensor& weight, int64_t groups) {
   const conv::WeightSize size = weight_size(weight, groups);
   const Tensor dense = torch::stable::contiguous(weight);
-  const std::vector<uint8_t> bytes =
+  const AlignedBytes bytes =
       conv::pack(active_isa(), static_cast<const int8_t*>(dense.const_data_ptr()), size, torch_parallel());
   Tensor packed = empty_bytes(static_cast<int64_t>(bytes.size()));
   std::memcpy(packed.mutable_data_ptr(), bytes.data(), bytes.size());

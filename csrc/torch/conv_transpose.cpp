@@ -47,7 +47,7 @@ Tensor conv_transpose_pack(const Tensor& weight, std::vector<int64_t> stride, st
                            int64_t groups) {
   const conv::TransposedWeight size = transposed_weight(weight, stride, dilation, groups);
   const Tensor dense = torch::stable::contiguous(weight);
-  const std::vector<uint8_t> bytes =
+  const AlignedBytes bytes =
       conv::pack_transposed(active_isa(), static_cast<const int8_t*>(dense.const_data_ptr()), size, torch_parallel());
   Tensor packed = empty_bytes(static_cast<int64_t>(bytes.size()));
   std::memcpy(packed.mutable_data_ptr(), bytes.data(), bytes.size());

@@ -117,7 +117,7 @@ Tensor matmul(const Tensor& a, double a_scale, int64_t a_zero_point, const Tenso
   // Weights are int8: unsigned codes are 128 lower there, and their zero point with them.
   const auto b_zero = static_cast<int32_t>(b_signed ? b_zero_point : b_zero_point - 128);
   const auto one = [&](int64_t begin, int64_t end, const Parallel& parallel) {
-    std::vector<uint8_t> rows(static_cast<size_t>(m * k)), weight(static_cast<size_t>(n * k)), packed;
+    AlignedBytes rows(static_cast<size_t>(m * k)), weight(static_cast<size_t>(n * k)), packed;
     int64_t rows_from = -1, weight_from = -1;
     gemm::CodesCall call;
     gemm::Layer layer;

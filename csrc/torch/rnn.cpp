@@ -46,7 +46,7 @@ Mode mode_of(const std::string& name) {
 // A projection, and the memory that it reads.
 struct Operands {
   Tensor packed_given, weight, bias_given;
-  std::vector<uint8_t> packed_now;
+  AlignedBytes packed_now;
   std::vector<float> scale;
   std::vector<int32_t> zero_point;
   rnn::Projection projection;
