@@ -1,4 +1,4 @@
-// AlignedBytes that begin with a cache line, as packed weights should: loads that cross lines take several times as long.
+// Bytes that begin with a cache line, as packed weights should: loads that cross lines take several times as long.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -20,8 +20,8 @@ namespace {
 
 Isa best_of_processor() {
   Isa best = Isa::portable;
-  for (int level = 0; level < kIsaCount; ++level)
-    if (processor_has(static_cast<Isa>(level))) best = static_cast<Isa>(level);
+  for (Isa isa : kIsas)
+    if (processor_has(isa)) best = isa;
   return best;
 }
 
@@ -29,10 +29,8 @@ Isa chosen_at_load() {
   Isa best = best_of_processor();
   const char* wish = std::getenv("ZEROPOINT_ISA");
   if (wish == nullptr) return best;
-  for (int level = 0; level < kIsaCount; ++level) {
-    const Isa isa = static_cast<Isa>(level);
+  for (Isa isa : kIsas)
     if (std::strcmp(wish, isa_name(isa)) == 0 && processor_has(isa)) return isa;
-  }
   return best;
 }
 
@@ -101,9 +99,8 @@ bool ask_processor(Isa isa) {
 bool processor_has(Isa isa) {
   // Asked once: in a virtual machine the question leaves it, and takes microseconds.
   static const auto answers = [] {
-    std::array<bool, kIsaCount> found{};
-    for (int level = 0; level < kIsaCount; ++level)
-      found[static_cast<size_t>(level)] = ask_processor(static_cast<Isa>(level));
+    std::array<bool, std::size(kIsas)> found{};
+    for (Isa each : kIsas) found[static_cast<size_t>(each)] = ask_processor(each);
     return found;
   }();
   const auto index = static_cast<size_t>(isa);

@@ -4,8 +4,9 @@
 namespace zeropoint {
 
 // In rising order: a level includes the ones below it on the same architecture.
-enum class Isa : int { portable = 0, avx2 = 1, avx_vnni = 2, avx512_vnni = 3, amx_int8 = 4, neon_dot = 5, neon_i8mm = 6 };
-constexpr int kIsaCount = 7;
+enum class Isa : int { portable, avx2, avx_vnni, avx512_vnni, amx_int8, neon_dot, neon_i8mm };
+constexpr Isa kIsas[] = {Isa::portable, Isa::avx2,     Isa::avx_vnni, Isa::avx512_vnni,
+                         Isa::amx_int8, Isa::neon_dot, Isa::neon_i8mm};
 
 // The best level of this processor that this build holds, lowered by the environment
 // variable ZEROPOINT_ISA (portable, avx2, avx_vnni, avx512_vnni, amx_int8) when it is set.

@@ -25,7 +25,6 @@ static_assert(sizeof(Header) == 64);
 constexpr char kMagic[8] = {'z', 'p', 'g', 'e', 'm', 'm', '8', '\0'};
 constexpr uint32_t kVersion = 1;
 constexpr int64_t kAlign = 64;
-constexpr int64_t kTileDepth = 64;  // of K, in a tile of AMX
 
 // Form::words from one outlier in so many weights. Only beside many columns do many rows pay for being transposed, and
 // only in deep sums for starting from others.
@@ -43,7 +42,7 @@ Offsets layout(Isa isa, Form form, int64_t n, int64_t k, int64_t outliers) {
   at.column_sums = sizeof(Header);
   at.column_products = at.column_sums + array;
   at.panels = round_up(at.column_products + (form == Form::words ? array : 0), kAlign);
-  const int64_t room = isa == Isa::amx_int8 ? kTileDepth * kPanel : 0;  // a last tile may reach as far behind the panels
+  const int64_t room = isa == Isa::amx_int8 ? kAmxDepth * kPanel : 0;  // a last tile may reach as far behind the panels
   at.outlier_begin = round_up(at.panels + padded_columns(n) * padded_depth(k) + room, kAlign);
   at.outliers = at.outlier_begin;
   if (outliers > 0) at.outliers += round_up((padded_columns(n) + 1) * int64_t{sizeof(uint32_t)}, kAlign);
@@ -339,7 +338,7 @@ void flip_sign(const uint8_t* from, uint8_t* to, int64_t count) {
 }
 
 int64_t tile_rows(const Packed& packed) {
-  if (packed.isa == Isa::amx_int8) return 16;
+  if (packed.isa == Isa::amx_int8) return kAmxRows;
   if (packed.isa == Isa::avx2 && packed.form == Form::quads) return 4;
   return packed.isa == Isa::portable || packed.isa == Isa::neon_dot ? 4 : 6;
 }
@@ -348,7 +347,7 @@ int64_t tile_rows(const Packed& packed) {
 int64_t block_rows(const Packed& packed) {
   const int64_t cache_bytes = packed.isa == Isa::amx_int8 ? 512 * 1024 : 128 * 1024;
   const int64_t row_bytes = padded_depth(packed.k) * (packed.form == Form::words ? 2 : 1);
-  const int64_t unit = packed.isa == Isa::amx_int8 ? 32 : 24;
+  const int64_t unit = packed.isa == Isa::amx_int8 ? 2 * kAmxRows : 24;
   return std::max<int64_t>(cache_bytes / std::max<int64_t>(row_bytes, 1) / unit, 1) * unit;
 }
 

@@ -16,11 +16,10 @@ namespace zeropoint::gemm {
 namespace {
 
 constexpr int64_t kStep = kGroup * kPanel;
-constexpr int64_t kTileRows = 16, kTileGroups = 16;
-constexpr int64_t kTileBytes = kTileGroups * kGroup;  // of a row
-constexpr int kMaxTiles = 4;                          // of sums
-constexpr int64_t kMaxChunks = kMaxNarrowDepth / kTileBytes;  // deeper sums come in parts
-static_assert(kMaxNarrowDepth % kTileBytes == 0);
+constexpr int64_t kTileGroups = kAmxDepth / kGroup;
+constexpr int kMaxTiles = 4;  // of sums
+constexpr int64_t kMaxChunks = kMaxNarrowDepth / kAmxDepth;  // deeper sums come in parts
+static_assert(kMaxNarrowDepth % kAmxDepth == 0);
 
 struct alignas(64) Shapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -72,7 +71,7 @@ struct Tiles {
   const int32_t* start;  // of the sums of a row, or null: 0
 };
 
-// sums[Rows][kTileRows][`width` panels][16], of which these are the first.
+// sums[Rows][kAmxRows][`width` panels][16], of which these are the first.
 template <int Rows, int Panels>
 void multiply(const Tiles& tiles, int64_t width, int32_t* sums) {
   static_assert(Rows * Panels <= kMaxTiles);
@@ -112,7 +111,7 @@ void multiply(const Tiles& tiles, int64_t width, int32_t* sums) {
   for_each<Rows>([&](auto r) __attribute__((always_inline)) {
     for_each<Panels>([&](auto p) __attribute__((always_inline)) {
       constexpr int kSums = decltype(r)::value * Panels + decltype(p)::value;
-      store_tile<kSums>(sums + (r.value * kTileRows * width + p.value) * kPanel,
+      store_tile<kSums>(sums + (r.value * kAmxRows * width + p.value) * kPanel,
                         width * kPanel * int64_t{sizeof(int32_t)});
     });
   });
@@ -139,7 +138,7 @@ void store_codes(const int32_t* sums, int64_t rows, const Codes& codes, uint8_t*
     multiplier[i] = _mm512_load_ps(codes.multiplier + i * kPanel);
     offset[i] = _mm512_load_ps(codes.offset + i * kPanel);
   }
-  const __mmask64 mask = codes.columns == 64 ? ~__mmask64{0} : (__mmask64{1} << codes.columns) - 1;
+  const __mmask64 mask = first_bytes(codes.columns);
   for (int64_t row = 0; row < rows; row += kRowsAtOnce, sums += kRowsAtOnce * kColumns) {
     __m512i steps[kMaxPanels];
 #pragma GCC unroll 4
@@ -176,26 +175,22 @@ void repeat(int64_t panels, Codes* codes) {
   }
 }
 
-inline __attribute__((always_inline)) __mmask64 first_codes(int64_t count) {
-  return count > 0 ? ~__mmask64{0} >> (kTileBytes - count) : 0;
-}
-
 // Copies a row of `count` codes; writes whole vectors, zeros behind the last code.
 inline __attribute__((always_inline)) void copy_row(const uint8_t* from, int64_t count, uint8_t* to) {
   int64_t i = 0;
-  for (; i + kTileBytes <= count; i += kTileBytes) _mm512_store_si512(to + i, _mm512_loadu_si512(from + i));
-  if (i < count) _mm512_store_si512(to + i, _mm512_maskz_loadu_epi8(first_codes(count - i), from + i));
+  for (; i + kAmxDepth <= count; i += kAmxDepth) _mm512_store_si512(to + i, _mm512_loadu_si512(from + i));
+  if (i < count) _mm512_store_si512(to + i, _mm512_maskz_loadu_epi8(first_bytes(count - i), from + i));
 }
 
 // The same for a row in segments of `run` codes: of whole vectors, and a rest of up to 32 or 64 codes. What is written
 // behind the rest lies where the next segment goes, or behind the row.
 template <bool kShortRest>
 void copy_segments(const uint8_t* from, const int64_t* segments, int64_t count, int64_t run, uint8_t* to) {
-  const int64_t whole = run / kTileBytes * kTileBytes;
-  const __mmask64 rest = first_codes(run - whole);
+  const int64_t whole = run / kAmxDepth * kAmxDepth;
+  const __mmask64 rest = run > whole ? first_bytes(run - whole) : 0;
   for (int64_t s = 0; s < count; ++s, to += run) {
     const uint8_t* const segment = from + segments[s];
-    for (int64_t i = 0; i < whole; i += kTileBytes) _mm512_storeu_si512(to + i, _mm512_loadu_si512(segment + i));
+    for (int64_t i = 0; i < whole; i += kAmxDepth) _mm512_storeu_si512(to + i, _mm512_loadu_si512(segment + i));
     if (kShortRest)
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + whole),
                           _mm256_maskz_loadu_epi8(static_cast<__mmask32>(rest), segment + whole));
@@ -224,19 +219,19 @@ class Product {
         to_codes_(ep_.output == Epilogue::Output::codes && ep_.weight_zero_point == nullptr),
         codes_(ep_) {
     tiles_.panel_bytes = packed_.panel_bytes();
-    tiles_.chunks = (depth_ + kTileBytes - 1) / kTileBytes;
+    tiles_.chunks = (depth_ + kAmxDepth - 1) / kAmxDepth;
     tiles_.places = places_;
   }
 
   void run() {
+    for (int64_t k = 0; k < tiles_.chunks; ++k) places_[k] = k * kAmxDepth;
     Rows rows;
     if (find_lines(&rows)) return block(rows, 0);
-    for (int64_t k = 0; k < tiles_.chunks; ++k) places_[k] = k * kTileBytes;
     // An odd number of cache lines from row to row: rows of a tile share no set of the cache.
-    rows = {nullptr, nullptr, (tiles_.chunks | 1) * kTileBytes, 0, 0};
-    const int64_t fit = kCopiedBytes / rows.stride / (2 * kTileRows), most = (fit > 1 ? fit : 1) * 2 * kTileRows;
+    rows = {nullptr, nullptr, (tiles_.chunks | 1) * kAmxDepth, 0, 0};
+    const int64_t fit = kCopiedBytes / rows.stride / (2 * kAmxRows), most = (fit > 1 ? fit : 1) * 2 * kAmxRows;
     const int64_t blocks = (job_.m + most - 1) / most, height = (job_.m + blocks - 1) / blocks;
-    const auto bytes = static_cast<size_t>(height * rows.stride + kTileBytes);
+    const auto bytes = static_cast<size_t>(height * rows.stride + kAmxDepth);
     auto* const copied = static_cast<uint8_t*>(thread_scratch(Scratch::words, bytes));
     rows.a = copied;
     for (int64_t first = 0; first < job_.m; first += height) {
@@ -250,16 +245,15 @@ class Product {
   static constexpr int64_t kCopiedBytes = 1024 * 1024;  // which stay in the second-level cache
   static constexpr int64_t kLeastLine = 8;  // rows that shorter lines leave out of tiles would cost more than copying
 
-  // Whether all rows can be loaded from where they are.
+  // Whether all rows can be loaded from where they are. If so, `places_` says where their chunks are.
   bool find_lines(Rows* rows) {
-    if (depth_ % kTileBytes != 0) return false;
+    if (depth_ % kAmxDepth != 0) return false;
     const uint8_t* const a = job_.a + job_.group_begin * kGroup;
     int64_t misfit = static_cast<int64_t>(reinterpret_cast<uintptr_t>(a));
     const Walk* const walk = job_.walk;
     if (walk == nullptr) {
       *rows = {a, nullptr, job_.a_stride, job_.m, job_.m};
-      for (int64_t k = 0; k < tiles_.chunks; ++k) places_[k] = k * kTileBytes;
-      return ((misfit | job_.a_stride) & (kTileBytes - 1)) == 0;
+      return ((misfit | job_.a_stride) & (kAmxDepth - 1)) == 0;
     }
     if (job_.m < 2) return false;
     const int64_t stride = walk->rows[1] - walk->rows[0];
@@ -271,15 +265,14 @@ class Product {
       for (int64_t i = first + 1; i < first + line; ++i)
         if (walk->rows[i] - walk->rows[i - 1] != stride) return false;
     }
-    misfit |= stride;
-    misfit |= walk->run;
-    int64_t k = 0;
-    for (int64_t s = 0; s < walk->count; ++s) {
-      misfit |= walk->segments[s];
-      for (int64_t i = 0; i + kTileBytes <= walk->run; i += kTileBytes) places_[k++] = walk->segments[s] + i;
-    }
+    misfit |= stride | walk->run;
+    for (int64_t s = 0; s < walk->count; ++s) misfit |= walk->segments[s];
+    if ((misfit & (kAmxDepth - 1)) != 0) return false;
+    int64_t* place = places_;
+    for (int64_t s = 0; s < walk->count; ++s)
+      for (int64_t i = 0; i < walk->run; i += kAmxDepth) *place++ = walk->segments[s] + i;
     *rows = {a, walk->rows, stride, line, job_.m};
-    return (misfit & (kTileBytes - 1)) == 0;
+    return true;
   }
 
   // Rows [first, first + count) as tiles want them: aligned, and zeros behind K.
@@ -290,9 +283,9 @@ class Product {
       return;
     }
     const Walk walk = *job_.walk;
-    const int64_t last = (tiles_.chunks - 1) * kTileBytes;
-    const __mmask64 behind = ~first_codes(depth_ - last);
-    const bool short_rest = walk.run % kTileBytes <= kTileBytes / 2;
+    const int64_t last = (tiles_.chunks - 1) * kAmxDepth;
+    const __mmask64 behind = ~first_bytes(depth_ - last);
+    const bool short_rest = walk.run % kAmxDepth <= kAmxDepth / 2;
     for (int64_t r = 0; r < count; ++r, to += stride) {
       const uint8_t* const from = job_.a + walk.rows[first + r];
       if (short_rest)
@@ -309,14 +302,14 @@ class Product {
     Shapes shapes;
     for (int t = 0; t < 8; ++t) {
       shapes.rows[t] = static_cast<uint8_t>(t < 6 ? rows : kTileGroups);
-      shapes.row_bytes[t] = kTileBytes;
+      shapes.row_bytes[t] = kAmxDepth;
     }
     _tile_loadconfig(&shapes);
   }
 
   // Rows that are [first, ...) of the job.
   void block(const Rows& rows, int64_t first) {
-    const int64_t line_tiles = (rows.line + kTileRows - 1) / kTileRows, row_tiles = rows.count / rows.line * line_tiles;
+    const int64_t line_tiles = (rows.line + kAmxRows - 1) / kAmxRows, row_tiles = rows.count / rows.line * line_tiles;
     shape((rows.line + line_tiles - 1) / line_tiles);
     tiles_.a_stride = rows.stride;
     for (int64_t n = job_.n_begin; n < job_.n_end;) {
@@ -344,7 +337,7 @@ class Product {
           kKernels[at_once][count](tiles_, panels, sums_ + p * kPanel);
         }
         for (int64_t r = 0; r < at_once; ++r)
-          store(sums_ + r * kTileRows * panels * kPanel, first + begin[r], n, columns, panels, fast);
+          store(sums_ + r * kAmxRows * panels * kPanel, first + begin[r], n, columns, panels, fast);
       }
       n += panels * kPanel;
     }
@@ -373,17 +366,17 @@ class Product {
   Tiles tiles_;
   int64_t places_[kMaxChunks];
   int64_t tile_rows_ = 0;
-  alignas(64) int32_t sums_[(2 * kTileRows + 1) * kMaxPanels * kPanel];
+  alignas(64) int32_t sums_[(2 * kAmxRows + 1) * kMaxPanels * kPanel];
 };
 
 // Whether tiles are worth it, in instructions a row: a dot product for each group of each panel takes as long as 16 rows
 // of products of tiles do, but sums have to leave their tiles, and segments to be copied.
 bool worth_tiles(const Job& job) {
-  constexpr int64_t kLeastRows = 6, kLeastProducts = 6000;
+  constexpr int64_t kLeastProducts = 6000;
   const int64_t groups = job.group_end - job.group_begin, chunks = (groups + kTileGroups - 1) / kTileGroups;
   const int64_t panels = (job.n_end - job.n_begin + kPanel - 1) / kPanel;
   const int64_t segments = job.walk != nullptr ? job.walk->count : 1;
-  if (job.m < kLeastRows || job.m * groups * panels < kLeastProducts || chunks > kMaxChunks) return false;
+  if (job.m < kAmxLeastRows || job.m * groups * panels < kLeastProducts || chunks > kMaxChunks) return false;
   return 2 * panels * (groups - 6) > 3 * panels * chunks + 12 * segments;
 }
 

@@ -86,7 +86,7 @@ void multiply(const Tile& tile, int32_t* sums_out, const Codes* codes, uint8_t* 
   if constexpr (kToCodes) {
     const Narrow narrow(*codes);
     const bool whole = codes->columns == kMaxPanels * kPanel;
-    const __mmask64 mask = whole ? ~__mmask64{0} : (__mmask64{1} << codes->columns) - 1;
+    const __mmask64 mask = first_bytes(codes->columns);
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
       __m512i steps[kMaxPanels];

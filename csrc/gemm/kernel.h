@@ -42,6 +42,9 @@ constexpr int64_t kGroup = 4;
 constexpr int64_t kMaxNarrowDepth = 33024;     // 33024 * 255 * 255 < 2**31
 constexpr int64_t kMaxDepth = int64_t{1} << 23;  // row and column sums fit 32 bits
 
+// Of a tile of AMX; fewer rows than the least are left to vectors.
+constexpr int64_t kAmxRows = 16, kAmxDepth = 64, kAmxLeastRows = 6;
+
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 // Bytes that the kernel reads of a row of `k` activation codes.
 constexpr int64_t padded_depth(int64_t k) { return round_up(k, kGroup); }

@@ -19,8 +19,7 @@ using Output = Epilogue::Output;
 
 // Fewer products than this a thread cost less than waking it, which takes some microseconds.
 int64_t work_per_thread(Isa isa, int64_t rows) {
-  constexpr int64_t kTiledRows = 6;  // from which tiles of AMX pay
-  if (isa == Isa::amx_int8 && rows >= kTiledRows) return int64_t{1} << 22;
+  if (isa == Isa::amx_int8 && rows >= kAmxLeastRows) return int64_t{1} << 22;
   return int64_t{1} << (includes_x86(isa, Isa::avx512_vnni) ? 19 : 18);
 }
 

@@ -59,6 +59,9 @@ class Narrow {
   __m512i order_;  // packing works within 128 bits: four columns of each 16 side by side
 };
 
+// Of 64 bytes, the first `count`, at least one.
+inline __mmask64 first_bytes(int64_t count) { return ~__mmask64{0} >> (64 - count); }
+
 // Whether one of 16 floats is NaN or an infinity: only then can a step be NaN.
 inline bool any_nonfinite(__m512 v) {
   return _mm512_cmp_ps_mask(_mm512_sub_ps(v, v), _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;

@@ -41,8 +41,7 @@ void fail(const char* file, int line, const std::string& what) {
 int main(int argc, char** argv) {
   using namespace zeropoint;
   int passed = 0, failed = 0;
-  for (int level = 0; level < kIsaCount; ++level) {
-    const Isa isa = static_cast<Isa>(level);
+  for (Isa isa : kIsas) {
     if (!processor_has(isa)) continue;
     const int before = passed + failed;
     for (const tests::Case& test : tests::cases()) {

@@ -266,7 +266,7 @@ ZEROPOINT_TEST(gemm_damaged_bytes) {
     AlignedBytes moved(bytes.size() + 1);
     std::memcpy(moved.data() + 1, bytes.data(), bytes.size());
     ZEROPOINT_CHECK(!gemm::view(moved.data() + 1, length, isa, n, k, &packed), "not aligned");
-    for (Isa other : {Isa::portable, Isa::avx2, Isa::avx512_vnni, Isa::neon_dot})
+    for (Isa other : kIsas)
       if (other != isa) ZEROPOINT_CHECK(!gemm::view(bytes.data(), length, other, n, k, &packed), isa_name(other));
     for (size_t at = 0; at < 64; ++at)
       for (uint8_t bits : {0x01, 0x80, 0xff}) {

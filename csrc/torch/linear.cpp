@@ -138,7 +138,7 @@ Tensor linear_pack(const Tensor& weight) {
   const Tensor dense = contiguous_of(weight);
   const int64_t n = weight.size(0), k = weight.size(1);
   const AlignedBytes bytes = gemm::pack(active_isa(), static_cast<const int8_t*>(dense.const_data_ptr()), k, n, k,
-                                 torch_parallel(), gemm::Purpose::many_rows);
+                                        torch_parallel(), gemm::Purpose::many_rows);
   const Tensor packed = torch::stable::new_empty(weight, {static_cast<int64_t>(bytes.size())}, ScalarType::Byte);
   std::memcpy(packed.mutable_data_ptr(), bytes.data(), bytes.size());
   return packed;
