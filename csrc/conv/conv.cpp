@@ -110,14 +110,6 @@ bool all_finite(const float* values, int64_t count) {
 
 }  // namespace
 
-template <class T>
-void ratios(const T* from, int64_t count, double factor, double divisor, float* to) {
-  for (int64_t i = 0; i < count; ++i)
-    to[i] = static_cast<float>(factor * static_cast<double>(from[i]) / divisor);
-}
-template void ratios<float>(const float*, int64_t, double, double, float*);
-template void ratios<double>(const double*, int64_t, double, double, float*);
-
 Kind kind_of(const WeightSize& size) {
   const bool single = size.group_channels == 1 && size.groups > 1 && size.taps() <= depthwise::kMaxTaps;
   return single ? Kind::depthwise : Kind::dense;

@@ -52,10 +52,6 @@ struct Requantize {
   int64_t out_bytes() const { return floats ? int64_t{sizeof(float)} : 1; }
 };
 
-// to[i] = float(factor * from[i] / divisor), the product and the quotient in float64. T: float, double.
-template <class T>
-void ratios(const T* from, int64_t count, double factor, double divisor, float* to);
-
 enum class Kind : uint32_t { dense = 0, depthwise = 1 };
 
 Kind kind_of(const WeightSize& size);

@@ -23,45 +23,11 @@ int64_t work_per_thread(Isa isa, int64_t rows) {
   return int64_t{1} << (includes_x86(isa, Isa::avx512_vnni) ? 19 : 18);
 }
 
-template <class To>
-void spread(const Numbers& numbers, int64_t begin, int64_t end, To* to) {
-  const auto copy = [&](auto* from) {
-    if (numbers.count == 1)
-      std::fill(to + begin, to + end, static_cast<To>(from[0]));
-    else
-      for (int64_t n = begin; n < end; ++n) to[n] = static_cast<To>(from[n]);
-  };
-  switch (numbers.type) {
-    case Numbers::Type::f32: return copy(static_cast<const float*>(numbers.data));
-    case Numbers::Type::f64: return copy(static_cast<const double*>(numbers.data));
-    case Numbers::Type::i32: return copy(static_cast<const int32_t*>(numbers.data));
-    case Numbers::Type::i64: return copy(static_cast<const int64_t*>(numbers.data));
-  }
-}
-
-// The per-column arrays of an epilogue, in memory of the thread.
-void prepare_columns(const Layer& layer, double x_scale, double out_scale, int64_t begin, int64_t end, Epilogue* ep) {
-  const int64_t columns = padded_columns(layer.weight.n);
-  auto* reals = static_cast<double*>(
-      thread_scratch(Scratch::columns, static_cast<size_t>(columns) * (sizeof(double) + 3 * sizeof(float))));
-  auto* multiplier = reinterpret_cast<float*>(reals + columns);
-  auto* offset = multiplier + columns;
-  auto* zero_point = reinterpret_cast<int32_t*>(offset + columns);
-
-  spread(layer.scale, begin, end, reals);
-  for (int64_t n = begin; n < end; ++n) multiplier[n] = static_cast<float>(x_scale * reals[n] / out_scale);
-  ep->multiplier = multiplier;
-  if (layer.bias.data) {
-    spread(layer.bias, begin, end, reals);
-    for (int64_t n = begin; n < end; ++n) offset[n] = static_cast<float>(reals[n] / out_scale);
-    ep->offset = offset;
-  }
-  spread(layer.zero_point, begin, end, zero_point);
-  const bool shifted = std::any_of(zero_point + begin, zero_point + end, [](int32_t z) { return z != 0; });
-  ep->weight_zero_point = shifted ? zero_point : nullptr;
-  // A kernel computes whole panels: the columns behind the last are computed and not stored.
-  for (int64_t n = end; n < std::min(round_up(end, kPanel), columns); ++n)
-    multiplier[n] = offset[n] = 0.0f, zero_point[n] = 0;
+// Has the kernel requantize with these arrays.
+void set_columns(const Columns& columns, Epilogue* ep) {
+  ep->multiplier = columns.multiplier;
+  ep->offset = columns.offset;
+  ep->weight_zero_point = columns.zero_point;
 }
 
 }  // namespace
@@ -125,10 +91,10 @@ int64_t float_rows(const Packed& weight) {
   return std::min(block_rows(weight), std::max<int64_t>(fit / unit, 1) * unit);
 }
 
-template <class GetRows>
-void multiply(const Layer& layer, int64_t m, double x_scale, double out_scale, const Epilogue& epilogue,
-              const Parallel& parallel, GetRows&& get_rows) {
-  const Packed& weight = layer.weight;
+// `get_columns(begin, end)` gives arrays whose entries [begin, end) are those of these columns.
+template <class GetColumns, class GetRows>
+void multiply(const Packed& weight, int64_t m, const Epilogue& epilogue, const Parallel& parallel,
+              GetColumns&& get_columns, GetRows&& get_rows) {
   const int64_t column_unit = kPanel * (weight.n >= 128 * parallel.threads ? 4 : 1);
   const int64_t row_unit = std::min(m, tile_rows(weight));
   const int64_t row_units = (m + row_unit - 1) / row_unit, column_units = (weight.n + column_unit - 1) / column_unit;
@@ -147,7 +113,7 @@ void multiply(const Layer& layer, int64_t m, double x_scale, double out_scale, c
       const int64_t n_begin = part_begin(j, split.columns, column_units) * column_unit;
       const int64_t n_end = std::min(part_begin(j + 1, split.columns, column_units) * column_unit, weight.n);
       Epilogue ep = epilogue;
-      prepare_columns(layer, x_scale, out_scale, n_begin, n_end, &ep);
+      set_columns(get_columns(n_begin, n_end), &ep);
       std::vector<int32_t> sums;
       std::vector<int64_t> wide;
       const int64_t block = ep.output == Output::floats ? float_rows(weight) : block_rows(weight);
@@ -198,18 +164,19 @@ Range range_of(const float* x, int64_t count, const Parallel& parallel) {
 
 }  // namespace
 
-void linear(const Layer& layer, const CodesCall& call, const Parallel& parallel) {
-  const int64_t k = layer.weight.k;
-  if (call.m == 0 || layer.weight.n == 0) return;
+void linear(const Packed& weight, const Columns& columns, const CodesCall& call, const Parallel& parallel) {
+  const int64_t k = weight.k;
+  if (call.m == 0 || weight.n == 0) return;
   Epilogue ep;
   ep.activation_zero_point = call.x_zero_point + (call.x_signed ? 128 : 0);
   ep.low = static_cast<float>(call.out_min - call.out_zero_point);
   ep.high = static_cast<float>(call.out_max - call.out_zero_point);
   ep.out_zero_point = call.out_zero_point;
   ep.out = call.out;
-  ep.out_stride = layer.weight.n;
+  ep.out_stride = weight.n;
+  const auto get_columns = [&](int64_t, int64_t) { return columns; };
   const bool in_place = !call.x_signed && k % kGroup == 0;
-  multiply(layer, call.m, call.x_scale, call.out_scale, ep, parallel, [&](int64_t row, int64_t count) -> Rows {
+  multiply(weight, call.m, ep, parallel, get_columns, [&](int64_t row, int64_t count) -> Rows {
     const uint8_t* x = call.x + row * k;
     if (in_place) return {x, k};
     const int64_t stride = padded_depth(k);
@@ -227,6 +194,12 @@ void linear(const Layer& layer, const CodesCall& call, const Parallel& parallel)
   });
 }
 
+void linear(const Layer& layer, double x_scale, double out_scale, const CodesCall& call, const Parallel& parallel) {
+  const int64_t n = layer.weight.n;
+  const auto columns = write_columns(layer.columns, x_scale, out_scale, 0, n, n, column_memory(n));
+  linear(layer.weight, columns, call, parallel);
+}
+
 void linear_dynamic(const Layer& layer, const FloatCall& call, const Parallel& parallel) {
   const int64_t k = layer.weight.k, stride = padded_depth(k);
   if (call.m == 0 || layer.weight.n == 0) return;
@@ -241,7 +214,12 @@ void linear_dynamic(const Layer& layer, const FloatCall& call, const Parallel& p
   ep.relu = call.relu;
   ep.out = call.out;
   ep.out_stride = layer.weight.n;
-  multiply(layer, call.m, grid.scale, 1.0, ep, parallel, [&](int64_t row, int64_t count) -> Rows {
+  // Every thread makes the arrays of its own columns.
+  const auto get_columns = [&](int64_t begin, int64_t end) {
+    const int64_t n = layer.weight.n;
+    return write_columns(layer.columns, grid.scale, 1.0, begin, end, n, column_memory(n));
+  };
+  multiply(layer.weight, call.m, ep, parallel, get_columns, [&](int64_t row, int64_t count) -> Rows {
     uint8_t* rows = row_memory(count, stride);
     for (int64_t r = 0; r < count; ++r)
       elementwise::kernels().quantize(call.x + (row + r) * k, rows + r * stride, k, inverse, target);

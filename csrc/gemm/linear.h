@@ -2,34 +2,28 @@
 #pragma once
 #include <cstdint>
 
+#include "gemm/columns.h"
 #include "gemm/kernel.h"
 
 namespace zeropoint::gemm {
 
-// Numbers of any of four types; one number alone stands for all columns.
-struct Numbers {
-  enum class Type { f32, f64, i32, i64 };
-  const void* data = nullptr;  // null: there are none
-  Type type = Type::f32;
-  int64_t count = 0;
-};
-
 struct Layer {
   Packed weight;
-  Numbers scale, zero_point, bias;  // of the columns; bias in real values
+  ColumnNumbers columns;
 };
 
-// out[m][n] = clamp(rint(float(sum) * multiplier[n] + offset[n]) + out_zero_point), each step rounded by itself, with
-//   multiplier[n] = float(x_scale * scale[n] / out_scale)     offset[n] = float(bias[n] / out_scale).
+// out[m][n] = clamp(rint(float(sum) * multiplier[n] + offset[n]) + out_zero_point), each step rounded by itself.
 struct CodesCall {
   const uint8_t* x = nullptr;  // m dense rows of K codes
   bool x_signed = false;
   int64_t m = 0;
-  double x_scale = 1, out_scale = 1;
   int32_t x_zero_point = 0, out_zero_point = 0, out_min = 0, out_max = 255;
   uint8_t* out = nullptr;  // m dense rows of N codes
 };
-void linear(const Layer& layer, const CodesCall& call, const Parallel& parallel);
+void linear(const Packed& weight, const Columns& columns, const CodesCall& call, const Parallel& parallel);
+
+// The same for one call, whose arrays are made first.
+void linear(const Layer& layer, double x_scale, double out_scale, const CodesCall& call, const Parallel& parallel);
 
 // The activation grid is chosen from the finite range of all of `x`; codes are uint8. Then
 //   out[m][n] = float(sum) * float(x_scale * scale[n]) + float(bias[n]), and ReLU.

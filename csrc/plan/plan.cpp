@@ -140,7 +140,7 @@ void dequantize(Reader& in, const Parallel& parallel) {
   elementwise::dequantize(codes, from, n, scale, zero_point, out, to, parallel);
 }
 
-// The weights of a convolution, and what becomes of its sums.
+// The weights of a convolution or a linear layer, and what becomes of its sums.
 struct Filters {
   const int8_t* weight;
   const uint8_t* packed;
@@ -152,14 +152,14 @@ struct Filters {
 Filters filters(Reader& in, int64_t count, int64_t channels) {
   Filters found;
   int64_t zero_length, offset_length;
-  found.weight = reinterpret_cast<const int8_t*>(in.input(count, 1, "conv: weight"));
-  found.packed = in.rest(1, &found.packed_length, "conv: packed weight");
-  found.zero_points = reinterpret_cast<const int32_t*>(in.rest(4, &zero_length, "conv: weight zero points"));
-  in.require(found.zero_points == nullptr || zero_length >= channels * 4, "conv: weight zero points");
-  found.requantize.multiplier = reinterpret_cast<const float*>(in.input(channels, 4, "conv: multiplier"));
-  found.requantize.offset = reinterpret_cast<const float*>(in.rest(4, &offset_length, "conv: offset"));
-  in.require(found.requantize.offset == nullptr || offset_length >= channels * 4, "conv: offset");
-  const Type to = in.byte_type("conv: output dtype");
+  found.weight = reinterpret_cast<const int8_t*>(in.input(count, 1, "layer: weight"));
+  found.packed = in.rest(1, &found.packed_length, "layer: packed weight");
+  found.zero_points = reinterpret_cast<const int32_t*>(in.rest(4, &zero_length, "layer: weight zero points"));
+  in.require(found.zero_points == nullptr || zero_length >= channels * 4, "layer: weight zero points");
+  found.requantize.multiplier = reinterpret_cast<const float*>(in.input(channels, 4, "layer: multiplier"));
+  found.requantize.offset = reinterpret_cast<const float*>(in.rest(4, &offset_length, "layer: offset"));
+  in.require(found.requantize.offset == nullptr || offset_length >= channels * 4, "layer: offset");
+  const Type to = in.byte_type("layer: output dtype");
   const elementwise::Grid grid = in.grid(to);
   found.requantize.out_zero_point = static_cast<int32_t>(grid.zero_point);
   found.requantize.out_min = static_cast<int32_t>(grid.low);
@@ -247,34 +247,21 @@ void linear(Reader& in, const Parallel& parallel) {
   call.m = in.size("linear: rows");
   const int64_t n = in.size("linear: columns"), k = in.between(0, gemm::kMaxDepth, "linear: depth");
   call.x_signed = read_sign(in, &call.x_zero_point);
-  call.x_scale = in.real();
-  call.out_scale = in.real();
   call.x = in.input(product(in, {call.m, k}), 1, "linear reads outside its memory");
   call.out = in.output(product(in, {call.m, n}), 1, "linear writes outside its memory");
-  const auto* weight = in.input(product(in, {n, k}), 1, "linear: weight");
-  int64_t packed_length;
-  const auto* packed = in.rest(1, &packed_length, "linear: packed weight");
-  gemm::Layer layer;
-  layer.scale = {in.input(n, 4, "linear: scales"), gemm::Numbers::Type::f32, n};
-  layer.zero_point = {in.input(n, 4, "linear: weight zero points"), gemm::Numbers::Type::i32, n};
-  int64_t bias_length;
-  layer.bias.data = in.rest(4, &bias_length, "linear: bias");
-  in.require(layer.bias.data == nullptr || bias_length >= n * 4, "linear: bias");
-  layer.bias.count = n;
-  const Type to = in.byte_type("linear: output dtype");
-  const elementwise::Grid grid = in.grid(to);
-  call.out_zero_point = static_cast<int32_t>(grid.zero_point);
-  call.out_min = static_cast<int32_t>(grid.low);
-  call.out_max = static_cast<int32_t>(grid.high);
+  const Filters f = filters(in, product(in, {n, k}), gemm::padded_columns(n));
+  call.out_zero_point = f.requantize.out_zero_point;
+  call.out_min = f.requantize.out_min;
+  call.out_max = f.requantize.out_max;
+  gemm::Packed weight;
   AlignedBytes packed_now;
-  if (packed == nullptr || !gemm::view(packed, packed_length, active_isa(), n, k, &layer.weight)) {
-    packed_now = gemm::pack(active_isa(), reinterpret_cast<const int8_t*>(weight), k, n, k, parallel);
-    in.require(gemm::view(packed_now.data(), static_cast<int64_t>(packed_now.size()), active_isa(), n, k,
-                          &layer.weight),
+  if (f.packed == nullptr || !gemm::view(f.packed, f.packed_length, active_isa(), n, k, &weight)) {
+    packed_now = gemm::pack(active_isa(), f.weight, k, n, k, parallel);
+    in.require(gemm::view(packed_now.data(), static_cast<int64_t>(packed_now.size()), active_isa(), n, k, &weight),
                "linear: the weight cannot be packed");
   }
-  layer.weight.unpacked = reinterpret_cast<const int8_t*>(weight);
-  gemm::linear(layer, call, parallel);
+  weight.unpacked = f.weight;
+  gemm::linear(weight, {f.requantize.multiplier, f.requantize.offset, f.zero_points}, call, parallel);
 }
 
 constexpr int kStridedRank = 6;  // of what is listed with its strides

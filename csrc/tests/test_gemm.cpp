@@ -313,24 +313,23 @@ ZEROPOINT_TEST(linear_codes) {
           gemm::Layer layer;
           ZEROPOINT_CHECK(gemm::view(bytes.data(), static_cast<int64_t>(bytes.size()), isa, n, k, &layer.weight), n);
           using Type = gemm::Numbers::Type;
-          layer.scale = {c.scale.data(), Type::f32, count};
-          layer.zero_point = {c.zero.data(), Type::i32, count};
-          if (random.between(0, 2)) layer.bias = {c.bias.data(), Type::f32, n};
+          layer.columns.scale = {c.scale.data(), Type::f32, count};
+          layer.columns.zero_point = {c.zero.data(), Type::i32, count};
+          if (random.between(0, 2)) layer.columns.bias = {c.bias.data(), Type::f32, n};
           if (wide_numbers) {
-            layer.scale = {c.scale64.data(), Type::f64, count};
-            layer.zero_point = {c.zero64.data(), Type::i64, count};
-            if (layer.bias.data) layer.bias = {c.bias64.data(), Type::f64, n};
+            layer.columns.scale = {c.scale64.data(), Type::f64, count};
+            layer.columns.zero_point = {c.zero64.data(), Type::i64, count};
+            if (layer.columns.bias.data) layer.columns.bias = {c.bias64.data(), Type::f64, n};
           }
           gemm::CodesCall call;
           call.x = x.data();
           call.x_signed = is_signed;
           call.m = m;
-          call.x_scale = 0.037, call.out_scale = 0.11;
           call.x_zero_point = static_cast<int32_t>(random.between(0, 255)) - (is_signed ? 128 : 0);
           call.out_zero_point = 100, call.out_min = random.between(0, 1) ? 100 : 0;
           std::vector<uint8_t> out(static_cast<size_t>(m * n)), expected(out.size());
           call.out = out.data();
-          gemm::linear(layer, call, in_parts());
+          gemm::linear(layer, 0.037, 0.11, call, in_parts());
           for (int64_t row = 0; row < m; ++row)
             for (int64_t col = 0; col < n; ++col) {
               const size_t at = static_cast<size_t>(count == 1 ? 0 : col);
@@ -342,7 +341,7 @@ ZEROPOINT_TEST(linear_codes) {
               }
               const auto multiplier = static_cast<float>(0.037 * static_cast<double>(c.scale[at]) / 0.11);
               const auto offset = static_cast<float>(c.bias64[static_cast<size_t>(col)] / 0.11);
-              const float y = scaled(sum, multiplier, layer.bias.data ? &offset : nullptr);
+              const float y = scaled(sum, multiplier, layer.columns.bias.data ? &offset : nullptr);
               expected[static_cast<size_t>(row * n + col)] =
                   static_cast<uint8_t>(to_code(y, call.out_zero_point, call.out_min, call.out_max));
             }
@@ -367,9 +366,9 @@ void check_dynamic(Isa isa, Random& random, int64_t m, int64_t n, int64_t k, boo
   using Type = gemm::Numbers::Type;
   gemm::Layer layer;
   ZEROPOINT_CHECK(gemm::view(bytes.data(), static_cast<int64_t>(bytes.size()), isa, n, k, &layer.weight), n);
-  layer.scale = {scale.data(), Type::f32, n};
-  layer.zero_point = {zero.data(), Type::i32, n};
-  layer.bias = {bias.data(), Type::f32, n};
+  layer.columns.scale = {scale.data(), Type::f32, n};
+  layer.columns.zero_point = {zero.data(), Type::i32, n};
+  layer.columns.bias = {bias.data(), Type::f32, n};
   gemm::FloatCall call;
   call.x = x.data();
   call.m = m;

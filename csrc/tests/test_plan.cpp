@@ -44,9 +44,9 @@ struct Network {
   static constexpr int64_t kPicture = kBatch * kSide * kSide * kChannels, kMap = kBatch * kSide * kSide * kFilters;
   static constexpr int64_t kPooled = kBatch * 3 * 3 * kFilters;
   enum : int64_t { arena, input, output, conv_weight, conv_packed, conv_scale, conv_offset, conv_zero, table,
-                   linear_weight, linear_packed, linear_scale, linear_zero, linear_bias, memory_count };
+                   linear_weight, linear_packed, linear_zero, linear_multiplier, linear_offset, memory_count };
 
-  std::vector<float> picture, result, multiplier, offset, scale, bias;
+  std::vector<float> picture, result, multiplier, offset, scale, bias, class_multiplier, class_offset;
   std::vector<int8_t> filters, classes;
   std::vector<int32_t> filter_zero, class_zero;
   std::vector<uint8_t> space, entries;
@@ -67,6 +67,11 @@ struct Network {
     scale = random.reals<float>(kClasses, 0.001, 0.002);
     class_zero = random.codes<int32_t>(kClasses, -2, 2);
     bias = random.reals<float>(kClasses, -1, 1);
+    class_zero.resize(gemm::padded_columns(kClasses));
+    class_multiplier.resize(gemm::padded_columns(kClasses));
+    class_offset.resize(gemm::padded_columns(kClasses));
+    gemm::ratios(scale.data(), kClasses, 0.05, 0.08, class_multiplier.data());
+    gemm::ratios(bias.data(), kClasses, 1.0, 0.08, class_offset.data());
     geometry.weight = {kFilters, kChannels, 1, {1, 3, 3}};
     geometry.batch = kBatch;
     for (int d : {1, 2}) geometry.in[d] = geometry.out[d] = kSide, geometry.padding[d] = 1;
@@ -101,8 +106,9 @@ struct Network {
     w(arena, kFour, arena, kFive, 77, 0);
     w(Opcode::copy)(1, 0, 0)(1, 0, 0)(1, 0, 0)(kBatch, 9 * kFilters, 9 * kFilters)(kFilters, 1, 9)(9, kFilters, 1);
     w(arena, kFive, arena, kFour);
-    w(Opcode::linear)(kBatch, kClasses, 9 * kFilters, 0, 77)(0.05)(0.08)(arena, kFour, arena, kSix);
-    w(linear_weight, 0, linear_packed, 0, linear_scale, 0, linear_zero, 0, linear_bias, 0)(Type::i8)(3, -128, 127);
+    w(Opcode::linear)(kBatch, kClasses, 9 * kFilters, 0, 77)(arena, kFour, arena, kSix);
+    w(linear_weight, 0, linear_packed, 0, linear_zero, 0, linear_multiplier, 0, linear_offset, 0)(Type::i8);
+    w(3, -128, 127);
     w(Opcode::dequantize)(kBatch * kClasses)(Type::i8)(Type::f32)(arena, kSix, output, 0)(0.08)(3);
     words = w.words;
   }
@@ -113,8 +119,8 @@ struct Network {
     };
     std::vector<Memory> all = {constant(space), constant(picture), constant(result), constant(filters),
                                constant(packed_filters), constant(multiplier), constant(offset), constant(filter_zero),
-                               constant(entries), constant(classes), constant(packed_classes), constant(scale),
-                               constant(class_zero), constant(bias)};
+                               constant(entries), constant(classes), constant(packed_classes), constant(class_zero),
+                               constant(class_multiplier), constant(class_offset)};
     all[arena].writable = all[output].writable = true;
     return all;
   }
@@ -149,13 +155,13 @@ struct Network {
     gemm::Layer layer;
     gemm::view(packed_classes.data(), static_cast<int64_t>(packed_classes.size()), isa, kClasses, 9 * kFilters,
                &layer.weight);
-    layer.scale = {scale.data(), gemm::Numbers::Type::f32, kClasses};
-    layer.zero_point = {class_zero.data(), gemm::Numbers::Type::i32, kClasses};
-    layer.bias = {bias.data(), gemm::Numbers::Type::f32, kClasses};
+    layer.columns.scale = {scale.data(), gemm::Numbers::Type::f32, kClasses};
+    layer.columns.zero_point = {class_zero.data(), gemm::Numbers::Type::i32, kClasses};
+    layer.columns.bias = {bias.data(), gemm::Numbers::Type::f32, kClasses};
     gemm::CodesCall call;
-    call.x = flat.data(), call.m = kBatch, call.x_scale = 0.05, call.out_scale = 0.08, call.x_zero_point = 77;
+    call.x = flat.data(), call.m = kBatch, call.x_zero_point = 77;
     call.out_zero_point = 3, call.out_min = -128, call.out_max = 127, call.out = codes.data();
-    gemm::linear(layer, call, serial);
+    gemm::linear(layer, 0.05, 0.08, call, serial);
     std::vector<float> out(codes.size());
     elementwise::dequantize(codes.data(), Type::i8, kBatch * kClasses, 0.08, 3, out.data(), Type::f32, serial);
     return out;
@@ -298,7 +304,7 @@ ZEROPOINT_TEST(plan_sizes_that_overflow) {
   padded(Type::u8)(0, 0, 0, 0, 0, 0);
   run(padded.words, memories);
   // Arrays that do not stand on whole elements.
-  for (int64_t index : {Network::conv_zero, Network::conv_offset, Network::linear_bias}) {
+  for (int64_t index : {Network::conv_zero, Network::conv_offset, Network::linear_offset}) {
     auto words = network.words;
     for (size_t i = 0; i + 1 < words.size(); ++i)
       if (words[i] == index && words[i + 1] == 0) {

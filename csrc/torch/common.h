@@ -7,6 +7,7 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <cmath>
+#include <string>
 
 #include "parallel.h"
 
@@ -23,6 +24,16 @@ inline Parallel torch_parallel() {
                                         [&](int64_t b, int64_t e) { body(b, e, context); });
           }};
 }
+
+// Numbers in error messages: a list, and the shape of a tensor.
+template <class Numbers>
+std::string text_of(const Numbers& numbers, const char* brackets = "[]") {
+  std::string text;
+  for (int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return brackets[0] + text + brackets[1];
+}
+
+inline std::string text_of(const Tensor& x) { return text_of(x.sizes(), "()"); }
 
 // The grids of an operator that requantizes sums: of its input and of its output.
 inline void check_scales(const char* name, double x_scale, double out_scale) {

@@ -13,7 +13,7 @@ namespace {
 
 conv::WeightSize weight_size(const Tensor& weight, int64_t groups) {
   STD_TORCH_CHECK(weight.dim() >= 3 && weight.dim() <= 5,
-                  "conv takes weights of 3, 4 or 5 dimensions, got shape ", text_of(shape_of(weight)));
+                  "conv takes weights of 3, 4 or 5 dimensions, got shape ", text_of(weight));
   STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Char, "conv takes int8 weights");
   STD_TORCH_CHECK(weight.is_cpu(), "conv on the CPU takes weights on the CPU");
   const std::vector<int64_t> shape = shape_of(weight);
@@ -43,14 +43,13 @@ Tensor conv_pack(const Tensor& weight, int64_t groups) {
 }
 
 // Sizes of the input and the output, checked against the weight's.
-conv::Geometry geometry_of(const Tensor& x, const Tensor& weight, const std::vector<int64_t>& stride,
-                           const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation, int64_t groups,
-                           std::vector<int64_t>* out_shape) {
+conv::Geometry geometry_of(const Tensor& x, const Tensor& weight, Ints stride, Ints padding, Ints dilation,
+                           int64_t groups, std::vector<int64_t>* out_shape) {
   conv::Geometry g;
   g.weight = weight_size(weight, groups);
   const std::vector<int64_t> shape = shape_of(x);
   const size_t rank = static_cast<size_t>(weight.dim()) - 2;
-  STD_TORCH_CHECK(shape.size() == rank + 2, "conv with weights of shape ", text_of(shape_of(weight)),
+  STD_TORCH_CHECK(shape.size() == rank + 2, "conv with weights of shape ", text_of(weight),
                   " takes an input of ", rank + 2, " dimensions (N, C, spatial), got shape ", text_of(shape));
   STD_TORCH_CHECK(stride.size() == rank && dilation.size() == rank && padding.size() == 2 * rank, "conv in ", rank,
                   " dimensions takes ", rank, " strides, ", rank, " dilations and ", 2 * rank, " paddings, got ",
@@ -60,7 +59,7 @@ conv::Geometry geometry_of(const Tensor& x, const Tensor& weight, const std::vec
                   "conv takes strides and dilations of at least 1 and paddings of at least 0, all below 2**31, got ",
                   text_of(stride), ", ", text_of(dilation), " and ", text_of(padding));
   STD_TORCH_CHECK(all_between(shape, 0, kLargest), "conv takes sizes below 2**31, got shape ", text_of(shape));
-  STD_TORCH_CHECK(shape[1] == g.weight.in_channels(), "conv with weights of shape ", text_of(shape_of(weight)), " and ",
+  STD_TORCH_CHECK(shape[1] == g.weight.in_channels(), "conv with weights of shape ", text_of(weight), " and ",
                   groups, " groups takes an input of ", g.weight.in_channels(), " channels, got shape ",
                   text_of(shape));
   g.batch = shape[0];
@@ -86,29 +85,70 @@ conv::Geometry geometry_of(const Tensor& x, const Tensor& weight, const std::vec
   return g;
 }
 
+// Codes or floats of dense codes.
+void run(const conv::Geometry& geometry, const Tensor& codes, bool x_signed, int64_t x_zero_point, const Tensor& weight,
+         const gemm::Columns& columns, const std::optional<Tensor>& packed, const conv::Requantize& to,
+         const Tensor& out) {
+  if (out.numel() == 0) return;
+  const Parallel parallel = torch_parallel();
+  const Bytes bytes = packed_bytes(packed);
+  const Tensor dense_weight = contiguous_of(weight);
+  conv::run(active_isa(), geometry, channels_last_codes(codes, parallel), x_signed, static_cast<int32_t>(x_zero_point),
+            static_cast<const int8_t*>(dense_weight.const_data_ptr()), columns.zero_point, bytes.data, bytes.length, to,
+            static_cast<uint8_t*>(out.mutable_data_ptr()), parallel);
+}
+
 Tensor conv(const Tensor& x, double x_scale, int64_t x_zero_point, const Tensor& weight, const Tensor& weight_scale,
             const Tensor& weight_zero_point, const std::optional<Tensor>& bias, std::vector<int64_t> stride,
             std::vector<int64_t> padding, std::vector<int64_t> dilation, int64_t groups, double out_scale,
             int64_t out_zero_point, int64_t out_min, int64_t out_max, ScalarType out_dtype,
             const std::optional<Tensor>& packed) {
-  STD_TORCH_CHECK(x.is_cpu() && is_codes(x.scalar_type()) && is_codes(out_dtype),
-                  "conv takes and gives int8 or uint8 codes");
+  const Grids grids = grids_of("conv", x.scalar_type(), x_scale, x_zero_point, out_scale, out_zero_point, out_min,
+                               out_max, out_dtype);
+  STD_TORCH_CHECK(x.is_cpu(), "conv on the CPU takes codes on the CPU");
   std::vector<int64_t> out_shape;
   const conv::Geometry geometry = geometry_of(x, weight, stride, padding, dilation, groups, &out_shape);
-  check_code(x_zero_point, x.scalar_type(), "x_zero_point");
-  check_scales("conv", x_scale, out_scale);
-  const Requantization to(weight_scale, weight_zero_point, bias, geometry.weight.out_channels, x_scale, out_scale,
-                          out_zero_point, out_min, out_max, out_dtype);
+  const ColumnTensors tensors("conv", weight_scale, weight_zero_point, bias, geometry.weight.out_channels);
+  const gemm::Columns columns = tensors.for_call(x_scale, out_scale);
+  const Tensor out = empty_channels_last(out_shape, out_dtype);
+  run(geometry, x, grids.x_signed, grids.x_zero_point, weight, columns, packed, requantize_to(grids, columns), out);
+  return out;
+}
 
-  Tensor out = empty_channels_last(out_shape, out_dtype);
-  if (out.numel() == 0) return out;
-  const Parallel parallel = torch_parallel();
-  const Bytes bytes = packed_bytes(packed);
-  const Tensor dense_weight = torch::stable::contiguous(weight);
-  conv::run(active_isa(), geometry, channels_last_codes(x, parallel), x.scalar_type() == ScalarType::Char,
-            static_cast<int32_t>(x_zero_point), static_cast<const int8_t*>(dense_weight.const_data_ptr()),
-            to.zero_points(), bytes.data, bytes.length, to.arrays, static_cast<uint8_t*>(out.mutable_data_ptr()),
-            parallel);
+Tensor conv_bind(ScalarType x_dtype, double x_scale, int64_t x_zero_point, const Tensor& weight,
+                 const Tensor& weight_scale, const Tensor& weight_zero_point, const std::optional<Tensor>& bias,
+                 std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation,
+                 int64_t groups, double out_scale, int64_t out_zero_point, int64_t out_min, int64_t out_max,
+                 ScalarType out_dtype) {
+  const Grids grids =
+      grids_of("conv", x_dtype, x_scale, x_zero_point, out_scale, out_zero_point, out_min, out_max, out_dtype);
+  const conv::WeightSize size = weight_size(weight, groups);
+  const ColumnTensors tensors("conv", weight_scale, weight_zero_point, bias, size.out_channels);
+  Window window;
+  window.rank = weight.dim() - 2;
+  window.groups = groups;
+  const auto rank = static_cast<size_t>(window.rank);
+  STD_TORCH_CHECK(stride.size() == rank && dilation.size() == rank && padding.size() == 2 * rank, "conv in ", rank,
+                  " dimensions takes ", rank, " strides, ", rank, " dilations and ", 2 * rank, " paddings, got ",
+                  text_of(stride), ", ", text_of(dilation), " and ", text_of(padding));
+  std::copy(stride.begin(), stride.end(), window.stride);
+  std::copy(padding.begin(), padding.end(), window.padding);
+  std::copy(dilation.begin(), dilation.end(), window.dilation);
+  return bind(grids, tensors, x_scale, out_scale, size.out_channels, window);
+}
+
+Tensor conv_bound(const Tensor& x, const Tensor& weight, const Tensor& packed, const Tensor& bytes) {
+  const auto rank = static_cast<size_t>(std::clamp<int64_t>(weight.dim() - 2, 0, 3));
+  gemm::Columns columns;
+  const Bound& bound = bound_of("conv", bytes, rank > 0 ? weight.size(0) : -1, static_cast<int64_t>(rank), &columns);
+  const Window& window = bound.window;
+  STD_TORCH_CHECK(x.is_cpu() && x.scalar_type() == bound.grids.x_dtype(), "conv was bound for other codes");
+  std::vector<int64_t> out_shape;
+  const conv::Geometry geometry = geometry_of(x, weight, {window.stride, rank}, {window.padding, 2 * rank},
+                                              {window.dilation, rank}, window.groups, &out_shape);
+  const Tensor out = empty_channels_last(out_shape, bound.grids.out_dtype());
+  run(geometry, x, bound.grids.x_signed, bound.grids.x_zero_point, weight, columns, packed,
+      requantize_to(bound.grids, columns), out);
   return out;
 }
 
@@ -118,18 +158,12 @@ Tensor conv_dynamic(const Tensor& x, const Tensor& weight, const Tensor& weight_
                     const std::optional<Tensor>& packed) {
   std::vector<int64_t> out_shape;
   const conv::Geometry geometry = geometry_of(x, weight, stride, padding, dilation, groups, &out_shape);
-  const Parallel parallel = torch_parallel();
-  const DynamicCodes input = quantize_dynamically(x, reduce_range, parallel);
-  const Requantization to(weight_scale, weight_zero_point, bias, geometry.weight.out_channels, input.grid.scale, relu);
-  Tensor out = empty_channels_last(out_shape, ScalarType::Float);
-  if (out.numel() > 0) {
-    const Bytes bytes = packed_bytes(packed);
-    const Tensor dense_weight = torch::stable::contiguous(weight);
-    conv::run(active_isa(), geometry, channels_last_codes(input.codes, parallel), false,
-              static_cast<int32_t>(input.grid.zero_point), static_cast<const int8_t*>(dense_weight.const_data_ptr()),
-              to.zero_points(), bytes.data, bytes.length, to.arrays, static_cast<uint8_t*>(out.mutable_data_ptr()),
-              parallel);
-  }
+  const DynamicCodes input = quantize_dynamically(x, reduce_range, torch_parallel());
+  const ColumnTensors tensors("conv_dynamic", weight_scale, weight_zero_point, bias, geometry.weight.out_channels);
+  const gemm::Columns columns = tensors.for_call(input.grid.scale, 1.0);
+  const Tensor out = empty_channels_last(out_shape, ScalarType::Float);
+  run(geometry, input.codes, false, input.grid.zero_point, weight, columns, packed, requantize_to_reals(columns, relu),
+      out);
   return x.scalar_type() == ScalarType::Float ? out : torch::stable::to(out, x.scalar_type());
 }
 
@@ -138,6 +172,8 @@ Tensor conv_dynamic(const Tensor& x, const Tensor& weight, const Tensor& weight_
 STABLE_TORCH_LIBRARY_IMPL(zeropoint, CPU, m) {
   m.impl("conv_pack", TORCH_BOX(&conv_pack));
   m.impl("conv", TORCH_BOX(&conv));
+  m.impl("conv_bind", TORCH_BOX(&conv_bind));
+  m.impl("conv_bound", TORCH_BOX(&conv_bound));
   m.impl("conv_dynamic", TORCH_BOX(&conv_dynamic));
 }
 

@@ -14,7 +14,7 @@ namespace {
 conv::TransposedWeight transposed_weight(const Tensor& weight, const std::vector<int64_t>& stride,
                                          const std::vector<int64_t>& dilation, int64_t groups) {
   STD_TORCH_CHECK(weight.dim() >= 3 && weight.dim() <= 5,
-                  "conv_transpose takes weights of 3, 4 or 5 dimensions, got shape ", text_of(shape_of(weight)));
+                  "conv_transpose takes weights of 3, 4 or 5 dimensions, got shape ", text_of(weight));
   STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Char && weight.is_cpu(),
                   "conv_transpose on the CPU takes int8 weights on the CPU");
   const std::vector<int64_t> shape = shape_of(weight);
@@ -64,7 +64,7 @@ conv::TransposedGeometry transposed_geometry(const Tensor& x, const Tensor& weig
   const std::vector<int64_t> shape = shape_of(x);
   const size_t rank = static_cast<size_t>(weight.dim()) - 2;
   STD_TORCH_CHECK(shape.size() == rank + 2 && shape[1] == g.weight.in_channels, "conv_transpose with weights of shape ",
-                  text_of(shape_of(weight)), " takes an input of ", rank + 2, " dimensions and ", g.weight.in_channels,
+                  text_of(weight), " takes an input of ", rank + 2, " dimensions and ", g.weight.in_channels,
                   " channels, got shape ", text_of(shape));
   STD_TORCH_CHECK(padding.size() == rank && output_padding.size() == rank && all_between(padding, 0, kLargest),
                   "conv_transpose in ", rank, " dimensions takes ", rank,
@@ -96,31 +96,35 @@ conv::TransposedGeometry transposed_geometry(const Tensor& x, const Tensor& weig
   return g;
 }
 
+// Codes or floats of dense codes.
+void run(const conv::TransposedGeometry& geometry, const Tensor& codes, bool x_signed, int64_t x_zero_point,
+         const Tensor& weight, const gemm::Columns& columns, const std::optional<Tensor>& packed,
+         const conv::Requantize& to, const Tensor& out) {
+  if (out.numel() == 0) return;
+  const Parallel parallel = torch_parallel();
+  const Bytes bytes = packed_bytes(packed);
+  const Tensor dense_weight = contiguous_of(weight);
+  conv::run_transposed(active_isa(), geometry, channels_last_codes(codes, parallel), x_signed,
+                       static_cast<int32_t>(x_zero_point), static_cast<const int8_t*>(dense_weight.const_data_ptr()),
+                       columns.zero_point, bytes.data, bytes.length, to, static_cast<uint8_t*>(out.mutable_data_ptr()),
+                       parallel);
+}
+
 Tensor conv_transpose(const Tensor& x, double x_scale, int64_t x_zero_point, const Tensor& weight,
                       const Tensor& weight_scale, const Tensor& weight_zero_point, const std::optional<Tensor>& bias,
                       std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> output_padding,
                       std::vector<int64_t> dilation, int64_t groups, double out_scale, int64_t out_zero_point,
                       int64_t out_min, int64_t out_max, ScalarType out_dtype, const std::optional<Tensor>& packed) {
-  STD_TORCH_CHECK(x.is_cpu() && is_codes(x.scalar_type()) && is_codes(out_dtype),
-                  "conv_transpose takes and gives int8 or uint8 codes");
+  const Grids grids = grids_of("conv_transpose", x.scalar_type(), x_scale, x_zero_point, out_scale, out_zero_point,
+                               out_min, out_max, out_dtype);
+  STD_TORCH_CHECK(x.is_cpu(), "conv_transpose on the CPU takes codes on the CPU");
   std::vector<int64_t> out_shape;
   const conv::TransposedGeometry geometry =
       transposed_geometry(x, weight, stride, padding, output_padding, dilation, groups, &out_shape);
-  const int64_t channels = geometry.weight.out_channels;
-  const Requantization to(weight_scale, weight_zero_point, bias, channels, x_scale, out_scale, out_zero_point, out_min,
-                          out_max, out_dtype);
-  check_code(x_zero_point, x.scalar_type(), "x_zero_point");
-  check_scales("conv_transpose", x_scale, out_scale);
-
-  Tensor out = empty_channels_last(out_shape, out_dtype);
-  if (out.numel() == 0) return out;
-  const Parallel parallel = torch_parallel();
-  const Bytes bytes = packed_bytes(packed);
-  const Tensor dense_weight = torch::stable::contiguous(weight);
-  conv::run_transposed(active_isa(), geometry, channels_last_codes(x, parallel), x.scalar_type() == ScalarType::Char,
-                       static_cast<int32_t>(x_zero_point), static_cast<const int8_t*>(dense_weight.const_data_ptr()),
-                       to.zero_points(), bytes.data, bytes.length, to.arrays,
-                       static_cast<uint8_t*>(out.mutable_data_ptr()), parallel);
+  const ColumnTensors tensors("conv_transpose", weight_scale, weight_zero_point, bias, geometry.weight.out_channels);
+  const gemm::Columns columns = tensors.for_call(x_scale, out_scale);
+  const Tensor out = empty_channels_last(out_shape, out_dtype);
+  run(geometry, x, grids.x_signed, grids.x_zero_point, weight, columns, packed, requantize_to(grids, columns), out);
   return out;
 }
 
@@ -132,18 +136,13 @@ Tensor conv_transpose_dynamic(const Tensor& x, const Tensor& weight, const Tenso
   std::vector<int64_t> out_shape;
   const conv::TransposedGeometry geometry =
       transposed_geometry(x, weight, stride, padding, output_padding, dilation, groups, &out_shape);
-  const Parallel parallel = torch_parallel();
-  const DynamicCodes input = quantize_dynamically(x, reduce_range, parallel);
-  const Requantization to(weight_scale, weight_zero_point, bias, geometry.weight.out_channels, input.grid.scale, relu);
-  Tensor out = empty_channels_last(out_shape, ScalarType::Float);
-  if (out.numel() > 0) {
-    const Bytes bytes = packed_bytes(packed);
-    const Tensor dense_weight = torch::stable::contiguous(weight);
-    conv::run_transposed(active_isa(), geometry, channels_last_codes(input.codes, parallel), false,
-                         static_cast<int32_t>(input.grid.zero_point),
-                         static_cast<const int8_t*>(dense_weight.const_data_ptr()), to.zero_points(), bytes.data,
-                         bytes.length, to.arrays, static_cast<uint8_t*>(out.mutable_data_ptr()), parallel);
-  }
+  const DynamicCodes input = quantize_dynamically(x, reduce_range, torch_parallel());
+  const ColumnTensors tensors("conv_transpose_dynamic", weight_scale, weight_zero_point, bias,
+                              geometry.weight.out_channels);
+  const gemm::Columns columns = tensors.for_call(input.grid.scale, 1.0);
+  const Tensor out = empty_channels_last(out_shape, ScalarType::Float);
+  run(geometry, input.codes, false, input.grid.zero_point, weight, columns, packed, requantize_to_reals(columns, relu),
+      out);
   return x.scalar_type() == ScalarType::Float ? out : torch::stable::to(out, x.scalar_type());
 }
 

@@ -3,66 +3,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <vector>
 
-#include "common.h"
 #include "isa.h"
+#include "layer.h"
 
 namespace zeropoint::binding {
 namespace {
 
-using gemm::Numbers;
-using torch::headeronly::ScalarType;
-
-std::string text_of(const Tensor& x) {
-  std::string text = "(";
-  for (int64_t size : x.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + ")";
-}
-
-// One number, or one a row of the weight.
-Numbers numbers_of(const Tensor& x, int64_t rows, const char* name, bool may_be_one) {
-  Numbers numbers;
-  switch (x.scalar_type()) {
-    case ScalarType::Float: numbers.type = Numbers::Type::f32; break;
-    case ScalarType::Double: numbers.type = Numbers::Type::f64; break;
-    case ScalarType::Int: numbers.type = Numbers::Type::i32; break;
-    case ScalarType::Long: numbers.type = Numbers::Type::i64; break;
-    default: STD_TORCH_CHECK(false, name, " must hold float32, float64, int32 or int64");
-  }
-  numbers.count = x.numel();
-  STD_TORCH_CHECK(x.is_cpu(), name, " must be on the CPU");
-  STD_TORCH_CHECK(numbers.count == rows || (may_be_one && numbers.count == 1), name, " must hold ", rows,
-                  " numbers, one a row of the weight", may_be_one ? ", or one for all" : "", "; it has shape ",
-                  text_of(x));
-  STD_TORCH_CHECK(x.is_contiguous(), name, " must be contiguous");
-  numbers.data = x.const_data_ptr();
-  return numbers;
-}
-
-template <class T>
-void check_zero_points(const Numbers& numbers) {
-  const auto* data = static_cast<const T*>(numbers.data);
-  bool fits = true;
-  for (int64_t i = 0; i < numbers.count; ++i) fits &= data[i] >= -128 && data[i] <= 127;
-  STD_TORCH_CHECK(fits, "every weight_zero_point must lie in [-128, 127]");
-}
-
-// What a call reads of its weight, and what has to stay alive meanwhile.
-struct Operands {
-  Tensor weight;
-  std::vector<Tensor> kept;
+// The packed weight of a call, and what has to stay alive meanwhile.
+struct Weight {
+  Tensor dense;
   AlignedBytes packed_now;
-  gemm::Layer layer;
+  gemm::Packed packed;
 };
-
-const Tensor& keep(Operands& operands, Tensor x) {
-  operands.kept.push_back(std::move(x));
-  return operands.kept.back();
-}
-
-Tensor contiguous_of(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
 
 void check_weight(const Tensor& weight) {
   STD_TORCH_CHECK(weight.is_cpu() && weight.scalar_type() == ScalarType::Char && weight.dim() == 2,
@@ -76,39 +30,21 @@ void check_rows(const Tensor& x, const Tensor& weight) {
                   weight.size(1), ") on the CPU for a weight of shape ", text_of(weight), ", got shape ", text_of(x));
 }
 
-void prepare(Operands& operands, const Tensor& weight, const Tensor& weight_scale, const Tensor& weight_zero_point,
-             const std::optional<Tensor>& bias, const std::optional<Tensor>& packed, const Parallel& parallel) {
+void read_weight(Weight* to, const Tensor& weight, const std::optional<Tensor>& packed, const Parallel& parallel) {
   const int64_t n = weight.size(0), k = weight.size(1);
-  operands.kept.reserve(4);
-  gemm::Layer& layer = operands.layer;
-  layer.scale = numbers_of(keep(operands, contiguous_of(weight_scale)), n, "weight_scale", true);
-  layer.zero_point = numbers_of(keep(operands, contiguous_of(weight_zero_point)), n, "weight_zero_point", true);
-  if (layer.zero_point.type == Numbers::Type::i32)
-    check_zero_points<int32_t>(layer.zero_point);
-  else if (layer.zero_point.type == Numbers::Type::i64)
-    check_zero_points<int64_t>(layer.zero_point);
-  else
-    STD_TORCH_CHECK(false, "weight_zero_point must hold integers");
-  if (bias.has_value()) {
-    Tensor reals = *bias;
-    if (reals.scalar_type() == ScalarType::Half || reals.scalar_type() == ScalarType::BFloat16)
-      reals = torch::stable::to(reals, ScalarType::Float);
-    layer.bias = numbers_of(keep(operands, contiguous_of(reals)), n, "bias", false);
-  }
-
   const Isa isa = active_isa();
-  if (packed.has_value() && packed->is_cpu() && packed->scalar_type() == ScalarType::Byte && packed->is_contiguous() &&
-      gemm::view(static_cast<const uint8_t*>(packed->const_data_ptr()), packed->numel(), isa, n, k, &layer.weight)) {
-    if (layer.weight.outlier_begin == nullptr) return;
-    operands.weight = contiguous_of(weight);
-    layer.weight.unpacked = static_cast<const int8_t*>(operands.weight.const_data_ptr());
+  const Bytes bytes = packed_bytes(packed);
+  const bool fits = bytes.data != nullptr && gemm::view(bytes.data, bytes.length, isa, n, k, &to->packed);
+  if (fits && to->packed.outlier_begin == nullptr) return;
+  to->dense = contiguous_of(weight);
+  const auto* codes = static_cast<const int8_t*>(to->dense.const_data_ptr());
+  if (fits) {
+    to->packed.unpacked = codes;
     return;
   }
-  operands.weight = contiguous_of(weight);
-  operands.packed_now = gemm::pack(isa, static_cast<const int8_t*>(operands.weight.const_data_ptr()), k, n, k, parallel);
-  const bool fits = gemm::view(operands.packed_now.data(), static_cast<int64_t>(operands.packed_now.size()), isa, n, k,
-                               &layer.weight);
-  STD_TORCH_CHECK(fits, "the weight of shape ", text_of(weight), " could not be packed");
+  to->packed_now = gemm::pack(isa, codes, k, n, k, parallel);
+  STD_TORCH_CHECK(gemm::view(to->packed_now.data(), static_cast<int64_t>(to->packed_now.size()), isa, n, k, &to->packed),
+                  "the weight of shape ", text_of(weight), " could not be packed");
 }
 
 Tensor new_output(const Tensor& x, int64_t columns, ScalarType dtype) {
@@ -144,43 +80,55 @@ Tensor linear_pack(const Tensor& weight) {
   return packed;
 }
 
+Tensor run(const Tensor& x, const Tensor& weight, const Grids& grids, const gemm::Columns& columns,
+           const std::optional<Tensor>& packed) {
+  const Parallel parallel = torch_parallel();
+  Weight operand;
+  read_weight(&operand, weight, packed, parallel);
+  const Tensor rows = contiguous_of(x);
+  const Tensor out = new_output(x, weight.size(0), grids.out_dtype());
+  gemm::CodesCall call;
+  call.x = static_cast<const uint8_t*>(rows.const_data_ptr());
+  call.x_signed = grids.x_signed;
+  call.m = rows_of(x);
+  call.x_zero_point = grids.x_zero_point;
+  call.out_zero_point = grids.out_zero_point;
+  call.out_min = grids.out_min;
+  call.out_max = grids.out_max;
+  call.out = static_cast<uint8_t*>(out.mutable_data_ptr());
+  gemm::linear(operand.packed, columns, call, parallel);
+  return out;
+}
+
 Tensor linear(const Tensor& x, double x_scale, int64_t x_zero_point, const Tensor& weight, const Tensor& weight_scale,
               const Tensor& weight_zero_point, const std::optional<Tensor>& bias, double out_scale,
               int64_t out_zero_point, int64_t out_min, int64_t out_max, ScalarType out_dtype,
               const std::optional<Tensor>& packed) {
-  const ScalarType x_dtype = x.scalar_type();
-  const bool x_signed = x_dtype == ScalarType::Char, out_signed = out_dtype == ScalarType::Char;
-  STD_TORCH_CHECK(x_signed || x_dtype == ScalarType::Byte, "linear takes int8 or uint8 codes");
-  STD_TORCH_CHECK(out_signed || out_dtype == ScalarType::Byte, "linear gives int8 or uint8 codes");
+  const Grids grids = grids_of("linear", x.scalar_type(), x_scale, x_zero_point, out_scale, out_zero_point, out_min,
+                               out_max, out_dtype);
   check_weight(weight);
   check_rows(x, weight);
-  check_scales("linear", x_scale, out_scale);
-  const int64_t x_low = x_signed ? -128 : 0, out_low = out_signed ? -128 : 0;
-  STD_TORCH_CHECK(x_zero_point >= x_low && x_zero_point <= x_low + 255, "x_zero_point must be a code of x, got ",
-                  x_zero_point);
-  STD_TORCH_CHECK(out_zero_point >= out_low && out_zero_point <= out_low + 255,
-                  "out_zero_point must be a code of the output, got ", out_zero_point);
-  STD_TORCH_CHECK(out_low <= out_min && out_min <= out_max && out_max <= out_low + 255,
-                  "out_min and out_max must be codes of the output in order, got ", out_min, " and ", out_max);
+  const ColumnTensors columns("linear", weight_scale, weight_zero_point, bias, weight.size(0));
+  return run(x, weight, grids, columns.for_call(x_scale, out_scale), packed);
+}
 
-  const Parallel parallel = torch_parallel();
-  Operands operands;
-  prepare(operands, weight, weight_scale, weight_zero_point, bias, packed, parallel);
-  const Tensor rows = contiguous_of(x);
-  const Tensor out = new_output(x, weight.size(0), out_dtype);
-  gemm::CodesCall call;
-  call.x = static_cast<const uint8_t*>(rows.const_data_ptr());
-  call.x_signed = x_signed;
-  call.m = rows_of(x);
-  call.x_scale = x_scale;
-  call.out_scale = out_scale;
-  call.x_zero_point = static_cast<int32_t>(x_zero_point);
-  call.out_zero_point = static_cast<int32_t>(out_zero_point);
-  call.out_min = static_cast<int32_t>(out_min);
-  call.out_max = static_cast<int32_t>(out_max);
-  call.out = static_cast<uint8_t*>(out.mutable_data_ptr());
-  gemm::linear(operands.layer, call, parallel);
-  return out;
+Tensor linear_bind(ScalarType x_dtype, double x_scale, int64_t x_zero_point, const Tensor& weight,
+                   const Tensor& weight_scale, const Tensor& weight_zero_point, const std::optional<Tensor>& bias,
+                   double out_scale, int64_t out_zero_point, int64_t out_min, int64_t out_max, ScalarType out_dtype) {
+  const Grids grids =
+      grids_of("linear", x_dtype, x_scale, x_zero_point, out_scale, out_zero_point, out_min, out_max, out_dtype);
+  check_weight(weight);
+  const ColumnTensors columns("linear", weight_scale, weight_zero_point, bias, weight.size(0));
+  return bind(grids, columns, x_scale, out_scale, weight.size(0), {});
+}
+
+Tensor linear_bound(const Tensor& x, const Tensor& weight, const Tensor& packed, const Tensor& bytes) {
+  check_weight(weight);
+  gemm::Columns columns;
+  const Bound& bound = bound_of("linear", bytes, weight.size(0), 0, &columns);
+  STD_TORCH_CHECK(x.scalar_type() == bound.grids.x_dtype(), "linear was bound for codes of another dtype");
+  check_rows(x, weight);
+  return run(x, weight, bound.grids, columns, packed);
 }
 
 Tensor linear_dynamic(const Tensor& x, const Tensor& weight, const Tensor& weight_scale,
@@ -193,8 +141,9 @@ Tensor linear_dynamic(const Tensor& x, const Tensor& weight, const Tensor& weigh
   check_weight(weight);
   check_rows(x, weight);
   const Parallel parallel = torch_parallel();
-  Operands operands;
-  prepare(operands, weight, weight_scale, weight_zero_point, bias, packed, parallel);
+  const ColumnTensors columns("linear_dynamic", weight_scale, weight_zero_point, bias, weight.size(0));
+  Weight operand;
+  read_weight(&operand, weight, packed, parallel);
   const Tensor rows = contiguous_of(dtype == ScalarType::Float ? x : torch::stable::to(x, ScalarType::Float));
   const Tensor out = new_output(x, weight.size(0), ScalarType::Float);
   gemm::FloatCall call;
@@ -203,7 +152,7 @@ Tensor linear_dynamic(const Tensor& x, const Tensor& weight, const Tensor& weigh
   call.reduce_range = reduce_range;
   call.relu = relu;
   call.out = static_cast<float*>(out.mutable_data_ptr());
-  gemm::linear_dynamic(operands.layer, call, parallel);
+  gemm::linear_dynamic({operand.packed, columns.numbers()}, call, parallel);
   return dtype == ScalarType::Float ? out : torch::stable::to(out, dtype);
 }
 
@@ -218,13 +167,17 @@ bool self_check() {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(zeropoint, m) { m.def("_isa_selfcheck() -> bool"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(zeropoint, m) {
+  m.def("_isa_selfcheck() -> bool");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(zeropoint, CompositeExplicitAutograd, m) { m.impl("_isa_selfcheck", TORCH_BOX(&self_check)); }
 
 STABLE_TORCH_LIBRARY_IMPL(zeropoint, CPU, m) {
   m.impl("linear_pack", TORCH_BOX(&linear_pack));
   m.impl("linear", TORCH_BOX(&linear));
+  m.impl("linear_bind", TORCH_BOX(&linear_bind));
+  m.impl("linear_bound", TORCH_BOX(&linear_bound));
   m.impl("linear_dynamic", TORCH_BOX(&linear_dynamic));
 }
 

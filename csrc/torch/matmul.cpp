@@ -145,19 +145,17 @@ Tensor matmul(const Tensor& a, double a_scale, int64_t a_zero_point, const Tenso
         rows_from = -1;  // flipped in place
         continue;
       }
-      layer.scale = {&b_scale, gemm::Numbers::Type::f64, 1};
-      layer.zero_point = {&b_zero, gemm::Numbers::Type::i32, 1};
+      layer.columns.scale = {&b_scale, gemm::Numbers::Type::f64, 1};
+      layer.columns.zero_point = {&b_zero, gemm::Numbers::Type::i32, 1};
       call.x = rows.data();
       call.x_signed = a_signed;
       call.m = m;
-      call.x_scale = a_scale;
-      call.out_scale = out_scale;
       call.x_zero_point = static_cast<int32_t>(a_zero_point);
       call.out_zero_point = static_cast<int32_t>(out_zero_point);
       call.out_min = static_cast<int32_t>(out_min);
       call.out_max = static_cast<int32_t>(out_max);
       call.out = static_cast<uint8_t*>(out.mutable_data_ptr()) + i * m * n;
-      gemm::linear(layer, call, parallel);
+      gemm::linear(layer, a_scale, out_scale, call, parallel);
     }
   };
   const Parallel parallel = torch_parallel();

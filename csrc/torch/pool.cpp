@@ -14,12 +14,6 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-std::string text_of(const Sizes& values) {
-  std::string text = "[";
-  for (size_t i = 0; i < values.size(); ++i) text += (i ? ", " : "") + std::to_string(values[i]);
-  return text + "]";
-}
-
 Sizes shape_of(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
 
 // Calls f with a null pointer of the codes' type.

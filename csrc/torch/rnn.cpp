@@ -15,12 +15,6 @@ namespace {
 
 using rnn::Mode;
 
-std::string text_of(const Tensor& x) {
-  std::string text = "(";
-  for (int64_t size : x.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + ")";
-}
-
 Tensor dense(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
 
 void check_reals(const Tensor& x, const char* name) {

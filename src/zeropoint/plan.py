@@ -32,6 +32,7 @@ from zeropoint.ops.registry import operator
 __all__ = ["CompiledModel", "PlanError", "compile"]
 
 _ALIGN = 64
+_PANEL = 16  # columns that a matrix kernel computes at once
 _TRACING = threading.Lock()  # torch.fx keeps global state: one thread at a time
 _ops = torch.ops.zeropoint
 _aten = torch.ops.aten
@@ -395,16 +396,20 @@ class _Builder:
         x_scale: float,
         out_scale: float,
     ) -> list[list[Any]]:
-        """The constants of a convolution: weights, and what its sums are requantized with."""
+        """The constants of a layer: weights, and what its sums are requantized with, padded to whole panels."""
         scales = cast(Tensor, self.tensor(weight_scale)).to(torch.float64).reshape(-1).expand(channels)
         reals = self.tensor(bias)
         zeros = cast(Tensor, self.tensor(weight_zero_point)).to(torch.int32).reshape(-1).expand(channels)
+
+        def padded(values: Tensor) -> Tensor:
+            return torch.nn.functional.pad(values, (0, -channels % _PANEL))
+
         return [
             self.constant(weight),
             self.constant(self.tensor(packed)),
-            self.constant(zeros if bool(zeros.any()) else None),
-            self.constant(grid.multiplier(x_scale * scales, out_scale)),
-            self.constant(None if reals is None else grid.multiplier(reals, out_scale)),
+            self.constant(padded(zeros) if bool(zeros.any()) else None),
+            self.constant(padded(grid.multiplier(x_scale * scales, out_scale))),
+            self.constant(None if reals is None else padded(grid.multiplier(reals, out_scale))),
         ]
 
     def conv_transpose(
@@ -484,17 +489,10 @@ class _Builder:
         x = self.strided(x, _contiguous_strides(x.shape), "linear")
         out = self.place(node)
         n = w.shape[0]
-        scales = cast(Tensor, self.tensor(weight_scale)).to(torch.float32).reshape(-1).expand(n)
-        zeros = cast(Tensor, self.tensor(weight_zero_point)).to(torch.int32).reshape(-1).expand(n)
-        reals = self.tensor(bias)
         self.emit(
             *("linear", _LINEAR, x.count // max(x.shape[-1], 1), n, w.shape[1], int(x.dtype == torch.int8)),
-            *(x_zero_point, _bits(x_scale), _bits(out_scale), self.ref(x), self.ref(out)),
-            self.constant(w),
-            self.constant(self.tensor(packed)),
-            self.constant(scales),
-            self.constant(zeros),
-            self.constant(None if reals is None else reals.to(torch.float32)),
+            *(x_zero_point, self.ref(x), self.ref(out)),
+            *self.filters(w, packed, n, weight_scale, weight_zero_point, bias, x_scale, out_scale),
             *(_TYPES[out_dtype], out_zero_point, out_min, out_max),
         )
 

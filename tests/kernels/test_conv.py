@@ -79,6 +79,11 @@ class Case:
     def run(self) -> Tensor:
         return OPS.conv(*self.args())
 
+    def run_bound(self) -> Tensor:
+        """The operator with packed weights and bound arguments."""
+        packed, bound = OPS.conv_pack(self.weight, self.groups), OPS.conv_bind(self.x.dtype, *self.args()[1:-1])
+        return OPS.conv_bound(self.x, self.weight, packed, bound)
+
     def reference(self) -> Tensor:
         return conv_reference(*self.args())
 
@@ -122,11 +127,12 @@ def exact_codes(case: Case) -> np.ndarray:
 
 
 def assert_exact(case: Case) -> None:
-    """Operator (weights packed before and in the call) == reference == 64-bit integers; layout as promised."""
+    """Operator (weights packed before or in the call, or bound) == reference == 64-bit integers; layout as promised."""
     expected = exact_codes(case)
     reference = case.reference()
     assert np.array_equal(reference.numpy().astype(np.int64), expected)
-    for result in (case.run(), case.packed_now().run()):
+    bound = [case.run_bound()] if backends.is_native() else []
+    for result in (case.run(), case.packed_now().run(), *bound):
         assert result.dtype == case.out_dtype
         assert result.stride() == reference.stride()
         assert result.movedim(1, -1).is_contiguous()
@@ -383,6 +389,48 @@ def test_scales_that_make_no_grid_are_refused(name: str, scale: float) -> None:
         q = zp.quantize_per_tensor(torch.zeros(1, 4, 5, 5), 1.0, 0, zp.quint8)
         with pytest.raises(ValueError, match="out_scale must be finite and above 0, got"):
             conv(q, W, torch.ones(1), torch.zeros(1, dtype=torch.int32), None, scale, 0)
+
+
+@native
+def test_bound_arguments_that_do_not_fit_are_refused() -> None:
+    case = random_case((2, 6, 7, 8), 9, (3, 3), 3, padding=1)
+    packed, good = OPS.conv_pack(case.weight, 3), OPS.conv_bind(case.x.dtype, *case.args()[1:-1])
+    assert torch.equal(OPS.conv_bound(case.x, case.weight, packed, good), case.reference())
+    one = replace(case, weight=codes((9, 2, 3), torch.int8), x=case.x[..., 0])
+    of_linear = OPS.linear_bind(
+        *(torch.uint8, 0.1, 3, codes((9, 54), torch.int8), torch.ones(1), torch.zeros(1, dtype=torch.int32), None),
+        *(0.1, 3, 0, 255, torch.uint8),
+    )
+    wrong = [good[:0], good[:-1], good[:100], good[1:], torch.cat([good, good]), torch.zeros_like(good), of_linear]
+    wrong += [OPS.conv_bind(one.x.dtype, *one.args()[1:-1])]  # of another rank
+    for bytes_ in wrong:
+        with pytest.raises(RuntimeError, match="not what was bound for a weight of 9 output channels"):
+            OPS.conv_bound(case.x, case.weight, packed, bytes_)
+    for weight in (case.weight[:, 0, 0, 0], case.weight[:, 0, 0], case.weight[..., None, None, None]):
+        with pytest.raises(RuntimeError, match="bound for a weight"):
+            OPS.conv_bound(case.x, weight, packed, good)
+    with pytest.raises(RuntimeError, match="bound for other codes"):
+        OPS.conv_bound(case.x.to(torch.int8), case.weight, packed, good)
+    with pytest.raises(RuntimeError, match="takes an input of 6 channels"):
+        OPS.conv_bound(case.x[:, :5], case.weight, packed, good)
+    with pytest.raises(RuntimeError, match="strides"):
+        OPS.conv_bind(case.x.dtype, *replace(case, stride=(1,)).args()[1:-1])
+
+
+@native
+def test_damaged_windows_are_errors_and_no_crash() -> None:
+    """Any of the numbers in bound arguments may be wrong: sizes are checked in every call."""
+    case = random_case((1, 4, 6, 6), 5, (3, 3), 1, padding=1)
+    packed, good = OPS.conv_pack(case.weight, 1), OPS.conv_bind(case.x.dtype, *case.args()[1:-1])
+    words = good[:256].view(torch.int64)
+    for at in range(2, len(words)):
+        for value in (-1, 0, 1, 2**31, 2**62, -(2**63)):
+            damaged = good.clone()
+            damaged[:256].view(torch.int64)[at] = value
+            try:
+                OPS.conv_bound(case.x, case.weight, packed, damaged)
+            except RuntimeError as error:
+                assert "conv" in str(error)  # noqa: PT017
 
 
 # --- packed weights -----------------------------------------------------------------------------------------------

@@ -47,6 +47,10 @@ class Case:
             *(self.out_scale, self.out_zero_point, self.out_min, self.out_max, self.out_dtype, self.packed),
         )
 
+    def bound(self) -> Tensor:
+        """The arguments beside codes and weights, bound."""
+        return OPS.linear_bind(self.x.dtype, *self.args()[1:-1])
+
 
 def codes(shape: tuple[int, ...], dtype: torch.dtype, low: int | None = None, high: int | None = None) -> Tensor:
     info = torch.iinfo(dtype)
@@ -90,12 +94,14 @@ def by_integers(case: Case) -> Tensor:
 
 
 def check(case: Case) -> Tensor:
-    """The operator, the reference and 64-bit arithmetic agree, with and without packed weights."""
+    """The operator, the reference and 64-bit arithmetic agree, with and without packed weights, and bound."""
     want = by_integers(case)
     assert torch.equal(linear_reference(*case.args()), want)
     assert torch.equal(OPS.linear(*case.args()), want)
     packed = OPS.linear_pack(case.weight)
     assert torch.equal(OPS.linear(*replace(case, packed=packed).args()), want)
+    if backends.is_native():
+        assert torch.equal(OPS.linear_bound(case.x, case.weight, packed, case.bound()), want)
     return want
 
 
@@ -271,6 +277,63 @@ def test_any_case(data: st.DataObject) -> None:
         backends.set_isa(before)
     else:
         check(case)
+
+
+# --- bound arguments ----------------------------------------------------------------------------------------------
+
+
+@native
+def test_bound_arguments_that_do_not_fit_are_refused() -> None:
+    case = random_case(5, 40, 50, False, per_channel=True, shifted=True, bias=True)
+    packed, good = OPS.linear_pack(case.weight), case.bound()
+    assert torch.equal(OPS.linear_bound(case.x, case.weight, packed, good), by_integers(case))
+    foreign = OPS.conv_bind(
+        torch.uint8, *(0.1, 3, codes((40, 50, 1), torch.int8), torch.ones(1), torch.zeros(1, dtype=torch.int32), None),
+        *([1], [0, 0], [1], 1, 0.1, 3, 0, 255, torch.uint8),
+    )  # fmt: skip
+    wrong = [
+        torch.empty(0, dtype=torch.uint8),
+        good[:-1].clone(),
+        good[:100].clone(),
+        good[1:].clone(),
+        torch.cat([good, good[:16]]),
+        torch.zeros_like(good),
+        good.to(torch.int32),
+        good.repeat_interleave(2)[::2],
+        replace(case, weight=codes((24, 50), torch.int8), weight_scale=None, weight_zero_point=None, bias=None).bound(),
+        foreign,
+    ]
+    for bytes_ in wrong:
+        with pytest.raises(RuntimeError, match="not what was bound for a weight of 40 output channels"):
+            OPS.linear_bound(case.x, case.weight, packed, bytes_)
+    with pytest.raises(RuntimeError, match="bound for codes of another dtype"):
+        OPS.linear_bound(case.x.to(torch.int8), case.weight, packed, good)
+    with pytest.raises(RuntimeError, match=r"x must be \(\.\.\., 50\)"):
+        OPS.linear_bound(case.x[:, :-1], case.weight, packed, good)
+    assert torch.equal(OPS.linear_bound(case.x, case.weight, packed[:64].clone(), good), by_integers(case))
+
+
+@native
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x_scale": 0.0}, "finite and above 0"),
+        ({"out_scale": float("nan")}, "finite and above 0"),
+        ({"x_zero_point": 256}, "x_zero_point in"),
+        ({"out_zero_point": -1}, "out_zero_point in"),
+        ({"out_min": 9, "out_max": 8}, "out_min <= out_max"),
+        ({"out_dtype": torch.int32}, "int8 or uint8"),
+        ({"weight_scale": torch.ones(7)}, "weight_scale must hold 40 numbers"),
+        ({"weight_zero_point": torch.full((1,), 128)}, "must lie in"),
+        ({"bias": torch.ones(3)}, "bias must hold 40 numbers"),
+    ],
+)
+def test_binding_checks_what_a_call_checks(change: dict[str, Any], words: str) -> None:
+    case = replace(random_case(5, 40, 50, False, per_channel=True, shifted=True, bias=True), **change)
+    with pytest.raises(RuntimeError, match=words):
+        case.bound()
+    with pytest.raises(RuntimeError, match=words):
+        OPS.linear(*case.args())
 
 
 # --- packed weights that cannot be trusted ------------------------------------------------------------------------

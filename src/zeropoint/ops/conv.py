@@ -17,7 +17,7 @@ from torch import Tensor
 from zeropoint import grid
 from zeropoint.dtypes import as_qdtype, qint8, quint8
 from zeropoint.ops.quantize import dynamic_range_reference, reduced_range
-from zeropoint.ops.registry import operator
+from zeropoint.ops.registry import native_operator, operator
 from zeropoint.tensor import QTensor, make_qtensor
 
 __all__ = ["LARGEST", "check_steps", "conv", "dynamic_codes", "pad_codes", "padding_pairs", "real_outputs", "to_tuple"]
@@ -261,6 +261,14 @@ def _conv_dynamic_meta(
         out_dtype=torch.uint8,
     )
     return x.new_empty((x.shape[0], *sizes, weight.shape[0])).movedim(-1, 1)
+
+
+native_operator(
+    "conv_bind(ScalarType x_dtype, float x_scale, int x_zero_point, Tensor weight, Tensor weight_scale,"
+    " Tensor weight_zero_point, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups, float out_scale,"
+    " int out_zero_point, int out_min, int out_max, ScalarType out_dtype) -> Tensor"
+)
+native_operator("conv_bound(Tensor x, Tensor weight, Tensor packed, Tensor bound) -> Tensor")
 
 
 @operator(

@@ -13,7 +13,7 @@ from torch import Tensor
 from zeropoint import grid
 from zeropoint.dtypes import QDtype, as_qdtype, qint8, quint8
 from zeropoint.ops.quantize import FLOAT_DTYPES, dynamic_range_reference, reduced_range
-from zeropoint.ops.registry import operator
+from zeropoint.ops.registry import native_operator, operator
 from zeropoint.tensor import QTensor, make_qtensor
 
 __all__ = ["quantized_linear", "quantized_linear_dynamic"]
@@ -70,6 +70,14 @@ def linear_reference(
     factor = grid.multiplier(weight_scale.to(torch.float64) * x_scale, out_scale)
     offset = None if bias is None else grid.multiplier(bias, out_scale)
     return grid.requantize(sums, factor, offset, out_zero_point, out_min, out_max).to(out_dtype)
+
+
+native_operator(
+    "linear_bind(ScalarType x_dtype, float x_scale, int x_zero_point, Tensor weight, Tensor weight_scale,"
+    " Tensor weight_zero_point, Tensor? bias, float out_scale, int out_zero_point, int out_min, int out_max,"
+    " ScalarType out_dtype) -> Tensor"
+)
+native_operator("linear_bound(Tensor x, Tensor weight, Tensor packed, Tensor bound) -> Tensor")
 
 
 @operator(

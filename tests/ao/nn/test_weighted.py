@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import zeropoint as zp
+from zeropoint import backends
 from zeropoint.ao.nn import intrinsic as nni
 from zeropoint.ao.nn import quantized as nnq
 from zeropoint.ao.nn.quantized import dynamic as nnqd
@@ -40,9 +43,12 @@ def codes(x: Tensor) -> Tensor:
 
 @pytest.fixture(params=list(MAKERS))
 def case(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module, Tensor]:
-    """Float layer, quantized twin, quantized input."""
+    """Float layer, quantized twin, quantized input. The twin has met that input often enough to have bound its call."""
     layer, x = MAKERS[request.param](), torch.randn(*INPUTS[request.param])
-    return layer, quantized_twin(layer, x), codes(x)
+    twin = quantized_twin(layer, x)
+    for _ in range(3):
+        twin(codes(x))
+    return layer, twin, codes(x)
 
 
 def fresh(twin: nn.Module) -> nn.Module:
@@ -360,6 +366,111 @@ def test_loading_reaches_a_compiled_module(case: tuple[nn.Module, nn.Module, Ten
     assert torch.equal(compiled(values), other(x).dequantize())
     twin.scale = 0.5
     assert torch.equal(compiled(values), model(values))
+
+
+# --- bound calls --------------------------------------------------------------------------------------------------
+
+
+def in_full(twin: nn.Module, x: Tensor) -> Tensor:
+    """What the module gives when it hands over all arguments, as it does the first time that it meets a grid."""
+    twin._bound = twin._met = None
+    return twin(x)
+
+
+def assert_follows(twin: nn.Module, x: Tensor) -> None:
+    """What is bound gives what a call in full gives, and it is not the code of zero everywhere."""
+    seen = [twin(x) for _ in range(3)]
+    if backends.is_native():
+        assert (x.codes().dtype, x.scale, x.zero_point) in twin._bound[1]
+    expected = in_full(twin, x)
+    assert expected.int_repr().unique().numel() > 1
+    for y in seen:
+        assert torch.equal(y, expected)
+
+
+def test_a_bound_call_gives_what_a_call_in_full_gives(case: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    _, twin, x = case
+    assert_follows(twin, x)
+    values = x.dequantize()
+    for _ in range(3):  # more grids than are kept, each of them met again
+        for i in range(twin.MOST_BOUND + 3):
+            q = zp.quantize_per_tensor(values, 0.02 + 0.01 * i, i - 5, zp.qint8)
+            assert_follows(twin, q)
+            assert len((twin._bound or (0, {}))[1]) <= twin.MOST_BOUND
+
+
+def test_a_grid_that_is_met_once_is_not_bound(case: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    _, twin, x = case
+    before = twin._bound
+    for i in range(5):
+        twin(zp.quantize_per_tensor(x.dequantize(), 0.1 + 0.01 * i, 7, zp.quint8))
+    assert twin._bound is before
+
+
+@pytest.mark.parametrize("name", ["weight", "weight_scale", "weight_zero_point", "bias", "scale", "zero_point"])
+def test_a_bound_call_follows_every_buffer(case: tuple[nn.Module, nn.Module, Tensor], name: str) -> None:
+    _, twin, x = case
+    before, buffer = twin(x), twin._buffers[name]
+    step = buffer / 2 if name.endswith("scale") else torch.full_like(buffer, 4 * twin.scale if name == "bias" else 2)
+    buffer.add_(step)  # written to
+    written = twin(x)
+    assert_follows(twin, x)
+    assert not torch.equal(written, before)
+    twin._buffers[name] = buffer + step  # replaced
+    replaced = twin(x)
+    assert_follows(twin, x)
+    assert not torch.equal(replaced, written)
+    twin._buffers["bias"] = None
+    assert_follows(twin, x)
+
+
+def test_a_bound_convolution_follows_its_attributes() -> None:
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(1, 3, 9, 9)
+    twin, q = quantized_twin(layer, x), codes(x)
+    assert_follows(twin, q)
+    twin.stride = (2, 2)
+    assert twin(q).shape == (1, 4, 4, 4)
+    assert_follows(twin, q)
+
+
+def test_a_bound_call_in_many_threads_while_the_weights_change() -> None:
+    layer, x = nn.Linear(64, 48), torch.randn(4, 64)
+    twin, q = quantized_twin(layer, x), codes(x)
+    weights = [zp.quantize_per_tensor(torch.randn(48, 64), 0.02, 0, zp.qint8) for _ in range(2)]
+    wanted = []
+    for weight in weights:
+        twin.set_weight_bias(weight, None)
+        wanted.append(in_full(twin, q))
+
+    def call(_: int) -> bool:
+        y = twin(q)
+        return any(torch.equal(y, want) for want in wanted)
+
+    with ThreadPoolExecutor(8) as pool:
+        results = []
+        for i in range(50):
+            results += [pool.submit(call, i) for _ in range(16)]
+            twin._buffers["weight"] = weights[i % 2].int_repr()
+        assert all(result.result() for result in results)
+    assert torch.equal(twin(q), wanted[1])
+
+
+def test_a_traced_module_calls_the_operator_that_every_backend_has(case: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    _, twin, x = case
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.inner = nnq.Quantize(x.scale, x.zero_point, zp.quint8), twin
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.quant(x)).dequantize()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit.trace is deprecated
+        traced = torch.jit.trace(Around(), x.dequantize())
+    assert "_bound" not in str(traced.inlined_graph)
+    assert torch.equal(traced(x.dequantize()), twin(x).dequantize())
 
 
 # --- printing -----------------------------------------------------------------------------------------------------

@@ -26,14 +26,33 @@ from torch import Tensor, nn
 from zeropoint import grid
 from zeropoint.ao.nn.quantized._torch_layout import flatten_packed_params
 from zeropoint.ao.nn.quantized._weights import BiasView, join_weight, split_weight
+from zeropoint.backends.cpu import is_native
 from zeropoint.dtypes import QDtype, as_qdtype, qint8, qint32, quint8
 from zeropoint.ops.quantize import FLOAT_DTYPES
 from zeropoint.tensor import QTensor
 
-__all__ = ["REFUSALS", "DynamicModule", "GridModule", "OutputGrid", "QuantizedModule", "WeightedModule"]
+__all__ = [
+    "REFUSALS",
+    "BoundModule",
+    "ColumnBuffers",
+    "DynamicModule",
+    "GridModule",
+    "OutputGrid",
+    "QuantizedModule",
+    "WeightedModule",
+]
 
 OutputGrid = tuple[float, int, int, int, QDtype]
 """scale, zero_point, smallest and largest code, dtype of what a module returns."""
+
+InputGrid = tuple[torch.dtype, float, int]
+"""Dtype of the codes, scale and zero point of what a module is given."""
+
+ColumnBuffers = tuple[Tensor, Tensor, Tensor | None]
+"""Scales and zero points of the weights, and the bias."""
+
+BoundCall = tuple[Tensor, Tensor, Tensor, tuple[QDtype, float, int]]
+"""Weight, packed weight and bound arguments for one grid of the input; dtype, scale and zero point of the output."""
 
 REFUSALS = (RuntimeError, ValueError, IndexError)
 """What operators over plain tensors raise on an input that does not fit: see ``WeightedModule._explain``."""
@@ -47,14 +66,6 @@ def _version(tensor: Tensor) -> int:
         return tensor._version
     except RuntimeError:
         return -1
-
-
-def _counting(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy that counts its writes: those made under inference_mode do not."""
-    if not tensor.is_inference():
-        return tensor
-    with torch.inference_mode(False):
-        return tensor.clone()
 
 
 def _is_unread(tensor: Tensor | None) -> bool:
@@ -134,6 +145,17 @@ class QuantizedModule(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if not any(_is_unread(buffer) for buffer in self._buffers.values()):
             self._derive()  # else at the first forward pass
+
+    def _counted(self, name: str) -> Tensor:
+        """A buffer that counts its writes; one made under inference_mode, which does not, is replaced by a copy.
+
+        Any other stays as it is, so that a thread in a forward pass does not undo what another assigns.
+        """
+        buffer = cast(Tensor, self._buffers[name])
+        if buffer.is_inference():
+            with torch.inference_mode(False):
+                buffer = self._buffers[name] = buffer.clone()
+        return buffer
 
     def _refuse_float_weights(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Copied into codes, floats would be cut to whole numbers without a word."""
@@ -237,8 +259,7 @@ class GridModule(QuantizedModule):
 
     def _derive_grid(self) -> None:
         """Reads the numbers of the forward pass off the buffers."""
-        scale, zero_point = (_counting(cast(Tensor, self._buffers[name])) for name in ("scale", "zero_point"))
-        self._buffers["scale"], self._buffers["zero_point"] = scale, zero_point
+        scale, zero_point = self._counted("scale"), self._counted("zero_point")
         seen = (scale, _version(scale), zero_point, _version(zero_point))
         grids: dict[str, OutputGrid] = {}
         if not (scale.is_meta or zero_point.is_meta):
@@ -315,7 +336,7 @@ class WeightedModule(QuantizedModule):
     INPUT_SIZE: ClassVar[str] = "in_features"
     """The attribute that says how many features or channels the input has."""
 
-    _packed_seen: tuple[Tensor, int] | None = None
+    _packed_seen: tuple[Tensor, int, Tensor | None] | None = None
 
     def _init_weight(self, shape: tuple[int, ...], bias: bool, device: Any = None) -> None:
         if not all(isinstance(size, int) for size in shape):
@@ -419,21 +440,23 @@ class WeightedModule(QuantizedModule):
 
     # --- the packed weights ---
 
-    def _repack(self) -> Tensor | None:
-        weight = self._buffers["weight"] = _counting(cast(Tensor, self._buffers["weight"]))
-        seen = (weight, _version(weight))
+    def _repack(self) -> tuple[Tensor, int, Tensor | None]:
+        weight = self._counted("weight")
+        version = _version(weight)
         packed = self._buffers["_packed"] = None if weight.is_meta else self._pack(weight)
-        self._packed_seen = seen
-        return packed
+        self._packed_seen = weight, version, packed
+        return self._packed_seen
 
-    def _packed_weight(self) -> Tensor | None:
-        """The packed weights, made anew if the weights are other ones or were written to."""
-        if torch.compiler.is_compiling():
-            return self._buffers["_packed"]
+    def _weight_and_packed(self) -> tuple[Tensor, int, Tensor | None]:
+        """The weights, how often they were written to, and as they are packed: anew if they are other than before."""
         weight, seen = cast(Tensor, self._buffers["weight"]), self._packed_seen
         if seen is None or seen[0] is not weight or seen[1] != _version(weight):
             return self._repack()
-        return self._buffers["_packed"]
+        return seen
+
+    def _packed_weight(self) -> Tensor | None:
+        """The packed weights."""
+        return self._buffers["_packed"] if torch.compiler.is_compiling() else self._weight_and_packed()[2]
 
     # --- moving, copying, loading ---
 
@@ -470,6 +493,74 @@ class WeightedModule(QuantizedModule):
                 value = state_dict[prefix + name] = value.reshape(())
             if value.shape in ((), (self._channels,)) and value.shape != buffer.shape:
                 self._buffers[name] = buffer.new_empty(value.shape)
+
+
+class BoundModule(WeightedModule, GridModule):
+    """A layer from codes to codes, which binds what its operator takes beside the input.
+
+    Grids, and the arrays that the kernel makes of them, are the same in every call whose input lies on the same grid.
+    The second time that a grid is met they are bound: made once, as one tensor that stands for a dozen arguments. What
+    is bound holds as long as the buffers are the same and no attribute is assigned.
+    """
+
+    DERIVED: ClassVar[tuple[str, ...]] = ("_bound", "_met")
+    MOST_BOUND: ClassVar[int] = 8
+    """Grids of the input that are kept bound."""
+
+    _bound: tuple[list[tuple[str, Tensor | None, int]], dict[InputGrid, BoundCall]] | None = None
+    _met: InputGrid | None = None
+
+    def _bind(self, x: QTensor, weight: Tensor, columns: ColumnBuffers, out: OutputGrid) -> Tensor:
+        """What the operator takes beside codes and weights, for inputs on the grid of ``x``."""
+        raise NotImplementedError
+
+    def _bound_call(self, x: QTensor) -> BoundCall | None:
+        """The bound call for inputs on the grid of ``x``; None: the operator is to be called with all arguments."""
+        if torch.compiler.is_compiling() or torch._C._is_tracing() or type(x._codes) is not Tensor:
+            return None
+        met = (x._codes.dtype, x.scale, x.zero_point)
+        if self._bound is not None:
+            seen, calls = self._bound
+            buffers = self._buffers
+            for name, buffer, version in seen:
+                if buffers[name] is not buffer or (buffer is not None and buffer._version != version):
+                    calls = {}
+                    break
+            call = calls.get(met)
+            if call is not None:
+                return call
+        else:
+            calls = {}
+        if self._met == met:
+            return self._bind_to(x, met, calls if len(calls) < self.MOST_BOUND else {})
+        self.__dict__["_met"] = met
+        return None
+
+    def _bind_to(self, x: QTensor, met: InputGrid, calls: dict[InputGrid, BoundCall]) -> BoundCall | None:
+        """Binds the call for inputs on the grid of ``x``, which is ``met``, beside other ``calls`` that still hold."""
+        # What was seen comes first, and what is made of it then: where another thread writes meanwhile, the next call
+        # finds that what was seen has changed.
+        seen: list[tuple[str, Tensor | None, int]] = []
+        for name in ("weight", "weight_scale", "weight_zero_point", "bias", "scale", "zero_point"):
+            buffer = None if self._buffers[name] is None else self._counted(name)
+            seen.append((name, buffer, 0 if buffer is None else buffer._version))
+        weight, _, packed = self._weight_and_packed()
+        if packed is None or not packed.is_cpu or not x._codes.is_cpu or not is_native():
+            return None
+        scale, zero_point, bias = (buffer for _, buffer, _ in seen[1:4])
+        out = self._output_grid(x.qdtype)
+        bound = self._bind(x, weight, (cast(Tensor, scale), cast(Tensor, zero_point), bias), out)
+        call = (weight, packed, bound, (out[4], out[0], out[1]))
+        self.__dict__["_bound"] = seen, {**calls, met: call}
+        return call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self.__dict__["_bound"] = None
+
+    def _derive(self) -> None:
+        super()._derive()
+        self.__dict__["_bound"] = None
 
 
 class DynamicModule(WeightedModule):

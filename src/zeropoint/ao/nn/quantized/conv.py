@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from zeropoint.ao.nn._registry import static_twin_of
-from zeropoint.ao.nn.quantized._base import REFUSALS, GridModule, WeightedModule
+from zeropoint.ao.nn.quantized._base import (
+    REFUSALS,
+    BoundModule,
+    ColumnBuffers,
+    GridModule,
+    OutputGrid,
+    WeightedModule,
+)
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid, require_class
 from zeropoint.ops.conv import check_steps, pad_codes, padding_pairs, to_tuple
 from zeropoint.tensor import QTensor, make_qtensor
@@ -110,7 +117,7 @@ class ConvWeights(WeightedModule):
         )
 
 
-class _ConvNd(ConvWeights, GridModule):
+class _ConvNd(ConvWeights, BoundModule):
     """Convolution from codes to codes: int8 weights, exact integer sums, one rounding at the end.
 
     The arguments are those of the float module. Padding with zeros pads with the code of real zero. The input is a
@@ -128,6 +135,26 @@ class _ConvNd(ConvWeights, GridModule):
             dilation below 1.
     """
 
+    def _bind(self, x: QTensor, weight: Tensor, columns: ColumnBuffers, out: OutputGrid) -> Tensor:
+        scale, zero_point, low, high, qdtype = out
+        pairs = self._padding_pairs
+        return torch.ops.zeropoint.conv_bind.default(  # type: ignore[no-any-return]
+            x._codes.dtype,
+            x.scale,
+            x.zero_point,
+            weight,
+            *columns,
+            self.stride,
+            pairs if self.padding_mode == "zeros" else [0] * len(pairs),
+            self.dilation,
+            self.groups,
+            scale,
+            zero_point,
+            low,
+            high,
+            qdtype.storage,
+        )
+
     def forward(self, x: Tensor) -> Tensor:
         """A quantized (N, out_channels, spatial) tensor.
 
@@ -140,11 +167,16 @@ class _ConvNd(ConvWeights, GridModule):
         batched = codes.dim() != self.RANK + 1
         if not batched:
             codes = codes.unsqueeze(0)
-        scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
-        buffers = self._buffers
         try:
             if self.padding_mode != "zeros":
                 codes, pairs = pad_codes(codes, pairs, self.padding_mode), [0] * len(pairs)
+            bound = self._bound_call(x)
+            if bound is not None:
+                weight, packed, arguments, grid = bound
+                out = torch.ops.zeropoint.conv_bound.default(codes, weight, packed, arguments)
+                return make_qtensor(out if batched else out.squeeze(0), *grid)
+            scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
+            buffers = self._buffers
             out = torch.ops.zeropoint.conv.default(
                 codes,
                 x.scale,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeropoint.ao.nn._registry import static_twin_of
-from zeropoint.ao.nn.quantized._base import REFUSALS, GridModule, WeightedModule
+from zeropoint.ao.nn.quantized._base import REFUSALS, BoundModule, ColumnBuffers, OutputGrid
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid, require_class
 from zeropoint.dtypes import as_qdtype, qint8
 from zeropoint.tensor import QTensor, make_qtensor
@@ -20,7 +20,7 @@ __all__ = ["Linear", "QuantizedLinear"]
 
 
 @static_twin_of(nn.Linear)
-class Linear(WeightedModule, GridModule):
+class Linear(BoundModule):
     """``y = x W^T + b`` from codes to codes: int8 weights, exact integer sums, one rounding at the end.
 
     Args:
@@ -64,6 +64,21 @@ class Linear(WeightedModule, GridModule):
     def _pack(self, weight: Tensor) -> Tensor:
         return torch.ops.zeropoint.linear_pack.default(weight)  # type: ignore[no-any-return]
 
+    def _bind(self, x: QTensor, weight: Tensor, columns: ColumnBuffers, out: OutputGrid) -> Tensor:
+        scale, zero_point, low, high, qdtype = out
+        return torch.ops.zeropoint.linear_bind.default(  # type: ignore[no-any-return]
+            x._codes.dtype,
+            x.scale,
+            x.zero_point,
+            weight,
+            *columns,
+            scale,
+            zero_point,
+            low,
+            high,
+            qdtype.storage,
+        )
+
     def forward(self, x: Tensor) -> Tensor:
         """A quantized (..., out_features) tensor.
 
@@ -72,9 +87,14 @@ class Linear(WeightedModule, GridModule):
         """
         if not isinstance(x, QTensor) or x.axis is not None:
             self._refuse(x)
-        scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
-        buffers = self._buffers
         try:
+            bound = self._bound_call(x)
+            if bound is not None:
+                weight, packed, arguments, out = bound
+                codes = torch.ops.zeropoint.linear_bound.default(x._codes, weight, packed, arguments)
+                return make_qtensor(codes, *out)
+            scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
+            buffers = self._buffers
             codes = torch.ops.zeropoint.linear.default(
                 x._codes,
                 x.scale,

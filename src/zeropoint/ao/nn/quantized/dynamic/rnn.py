@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from zeropoint.ao.nn._registry import dynamic_twin_of
-from zeropoint.ao.nn.quantized._base import QuantizedModule, _counting, _version
+from zeropoint.ao.nn.quantized._base import QuantizedModule, _version
 from zeropoint.ao.nn.quantized._from_float import quantized_weight, require_class
 from zeropoint.ao.nn.quantized._weights import join_weight, split_weight
 from zeropoint.dtypes import as_qdtype, qint8
@@ -46,7 +46,7 @@ class _Recurrent(QuantizedModule):
     input_size: int
     hidden_size: int
     bias: bool
-    _packed_seen: dict[str, tuple[Tensor, int]]
+    _packed_seen: dict[str, tuple[Tensor, int, Tensor | None]]
 
     def _check_dtype(self, dtype: Any) -> None:
         try:
@@ -131,12 +131,11 @@ class _Recurrent(QuantizedModule):
             self._repack(suffix)
 
     def _repack(self, suffix: str) -> Tensor | None:
-        name = f"weight_{suffix}"
-        weight = self._buffers[name] = _counting(cast(Tensor, self._buffers[name]))
-        seen = (weight, _version(weight))
+        weight = self._counted(f"weight_{suffix}")
+        version = _version(weight)
         packed = None if weight.is_meta else torch.ops.zeropoint.linear_pack.default(weight)
         self._buffers[f"_packed_{suffix}"] = packed
-        self._packed_seen[suffix] = seen
+        self._packed_seen[suffix] = weight, version, packed
         return packed
 
     def _packed(self, suffix: str) -> Tensor | None:
@@ -149,7 +148,7 @@ class _Recurrent(QuantizedModule):
         seen = self._packed_seen.get(suffix)
         if seen is None or seen[0] is not weight or seen[1] != _version(weight):
             return self._repack(suffix)
-        return self._buffers[f"_packed_{suffix}"]
+        return seen[2]
 
     def _operands(self, suffix: str, has_bias: bool = True) -> list[Tensor | None]:
         """Weight, scale, zero point, bias and packed weights, as the operator takes them."""
