@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from zeropoint import grid
 from zeropoint.ao.nn.quantized._torch_layout import flatten_packed_params
@@ -66,6 +67,11 @@ def _version(tensor: Tensor) -> int:
         return tensor._version
     except RuntimeError:
         return -1
+
+
+def _is_watched() -> bool:
+    """Whether something sees the operators that are called, and may keep them: a compiler, a tracer, a dispatch mode."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or is_in_torch_dispatch_mode()
 
 
 def _is_unread(tensor: Tensor | None) -> bool:
@@ -516,7 +522,7 @@ class BoundModule(WeightedModule, GridModule):
 
     def _bound_call(self, x: QTensor) -> BoundCall | None:
         """The bound call for inputs on the grid of ``x``; None: the operator is to be called with all arguments."""
-        if torch.compiler.is_compiling() or torch._C._is_tracing() or type(x._codes) is not Tensor:
+        if _is_watched() or type(x._codes) is not Tensor:
             return None
         met = (x._codes.dtype, x.scale, x.zero_point)
         if self._bound is not None:
