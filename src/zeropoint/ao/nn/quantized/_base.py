@@ -70,7 +70,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _is_watched() -> bool:
-    """Whether something sees the operators that are called, and may keep them: a compiler, a tracer, a dispatch mode."""
+    """Whether something sees, and may keep, the operators that are called: a compiler, a tracer, a dispatch mode."""
     return torch.compiler.is_compiling() or torch._C._is_tracing() or is_in_torch_dispatch_mode()
 
 
