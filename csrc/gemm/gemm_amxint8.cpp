@@ -5,6 +5,9 @@
 // codes for each of the former, and a tile of weights for each of the latter. Tiles whose rows cross cache lines load at a
 // sixth of the speed: so rows that are not aligned are first copied to where they are, a block at a time.
 //
+// Where rows are deep, and do not overlap, weights are loaded past the first-level cache, which would else lose the rows
+// to them: a tile of weights meets two tiles of rows before others take its place, a tile of rows meets all panels.
+//
 // All tiles of a job have one shape, as shaping them takes as long as ten products. The rows of a line are split as evenly
 // as can be, and its last tile begins early enough to be whole: what rows two tiles share, both store. K is padded by
 // zeros behind the copied rows, which meet whatever follows in the weights (pack leaves room for that behind the last
@@ -31,6 +34,11 @@ struct alignas(64) Shapes {
 template <int kTile>
 inline __attribute__((always_inline)) void load_tile(const void* from, int64_t stride) {
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
+}
+
+template <int kTile>
+inline __attribute__((always_inline)) void load_passing_tile(const void* from, int64_t stride) {
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 
 template <int kTile>
@@ -72,14 +80,18 @@ struct Tiles {
 };
 
 // sums[Rows][kAmxRows][`width` panels][16], of which these are the first.
-template <int Rows, int Panels>
+template <int Rows, int Panels, bool kPassing>
 void multiply(const Tiles& tiles, int64_t width, int32_t* sums) {
   static_assert(Rows * Panels <= kMaxTiles);
   const auto load_codes = [&](auto r, int64_t k) __attribute__((always_inline)) {
     load_tile<4 + r.value % 2>(tiles.a[r.value] + tiles.places[k], tiles.a_stride);
   };
   const auto load_weights = [&](auto p, int64_t k) __attribute__((always_inline)) {
-    load_tile<6 + p.value % 2>(tiles.b + p.value * tiles.panel_bytes + k * kTileGroups * kStep, kStep);
+    const int8_t* const from = tiles.b + p.value * tiles.panel_bytes + k * kTileGroups * kStep;
+    if constexpr (kPassing)
+      load_passing_tile<6 + p.value % 2>(from, kStep);
+    else
+      load_tile<6 + p.value % 2>(from, kStep);
   };
   for_each<Rows>([&](auto r) __attribute__((always_inline)) {
     for_each<Panels>([&](auto p) __attribute__((always_inline)) {
@@ -119,12 +131,13 @@ void multiply(const Tiles& tiles, int64_t width, int32_t* sums) {
 
 using Multiply = void (*)(const Tiles&, int64_t, int32_t*);
 
+template <bool kPassing>
 constexpr Multiply kKernels[kMaxTiles + 1][kMaxTiles + 1] = {
     {},
-    {nullptr, multiply<1, 1>, multiply<1, 2>, multiply<1, 3>, multiply<1, 4>},
-    {nullptr, multiply<2, 1>, multiply<2, 2>},
-    {nullptr, multiply<3, 1>},
-    {nullptr, multiply<4, 1>},
+    {nullptr, multiply<1, 1, kPassing>, multiply<1, 2, kPassing>, multiply<1, 3, kPassing>, multiply<1, 4, kPassing>},
+    {nullptr, multiply<2, 1, kPassing>, multiply<2, 2, kPassing>},
+    {nullptr, multiply<3, 1, kPassing>},
+    {nullptr, multiply<4, 1, kPassing>},
 };
 
 // `rows` rows of Panels * 16 sums, four times 16 at once, whose numbers `codes` has side by side.
@@ -216,6 +229,7 @@ class Product {
         packed_(*job.packed),
         ep_(*job.epilogue),
         depth_((job.group_end - job.group_begin) * kGroup),
+        deep_(depth_ >= kDeep && job.walk == nullptr),
         to_codes_(ep_.output == Epilogue::Output::codes && ep_.weight_zero_point == nullptr),
         codes_(ep_) {
     tiles_.panel_bytes = packed_.panel_bytes();
@@ -243,6 +257,8 @@ class Product {
 
  private:
   static constexpr int64_t kCopiedBytes = 1024 * 1024;  // which stay in the second-level cache
+  static constexpr int64_t kKeptBytes = 1024 * 1024;    // of weights, beside the rows
+  static constexpr int64_t kDeep = 512;
   static constexpr int64_t kLeastLine = 8;  // rows that shorter lines leave out of tiles would cost more than copying
 
   // Whether all rows can be loaded from where they are. If so, `places_` says where their chunks are.
@@ -312,40 +328,55 @@ class Product {
     const int64_t line_tiles = (rows.line + kAmxRows - 1) / kAmxRows, row_tiles = rows.count / rows.line * line_tiles;
     shape((rows.line + line_tiles - 1) / line_tiles);
     tiles_.a_stride = rows.stride;
-    for (int64_t n = job_.n_begin; n < job_.n_end;) {
-      const int64_t left = (job_.n_end - n + kPanel - 1) / kPanel;
-      // Up to four panels give whole cache lines of codes; two by two tiles need the fewest loads for their products.
-      const int64_t panels = left < kMaxPanels ? left : kMaxPanels;
-      const int64_t rows_at_once = panels == 1 ? kMaxTiles : 2;
-      const int64_t columns = job_.n_end - n < panels * kPanel ? job_.n_end - n : panels * kPanel;
-      const bool fast = to_codes_ && prepare_codes(packed_, ep_, n, columns, &codes_);
-      if (fast) repeat(panels, &codes_);
-      const int8_t* const weights = packed_.panel(n / kPanel) + job_.group_begin * kStep;
-      for (int64_t tile = 0; tile < row_tiles; tile += rows_at_once) {
-        const int64_t at_once = row_tiles - tile < rows_at_once ? row_tiles - tile : rows_at_once;
-        int64_t begin[kMaxTiles];
-        for (int64_t r = 0; r < at_once; ++r) {
-          const int64_t in_line = (tile + r) % line_tiles * tile_rows_, last = rows.line - tile_rows_;
-          begin[r] = (tile + r) / line_tiles * rows.line + (in_line < last ? in_line : last);
-          tiles_.a[r] = rows.row(begin[r]);
-        }
-        const int64_t panels_at_once = kMaxTiles / at_once;
-        for (int64_t p = 0; p < panels; p += panels_at_once) {
-          tiles_.b = weights + p * tiles_.panel_bytes;
-          tiles_.start = fast ? codes_.constant + p * kPanel : nullptr;
-          const int64_t count = panels - p < panels_at_once ? panels - p : panels_at_once;
-          kKernels[at_once][count](tiles_, panels, sums_ + p * kPanel);
-        }
-        for (int64_t r = 0; r < at_once; ++r)
-          store(sums_ + r * kAmxRows * panels * kPanel, first + begin[r], n, columns, panels, fast);
+    // Deep rows stay in the first-level cache while they meet as many columns as the second holds; shallow ones leave
+    // room there for four panels, which then meet all rows.
+    int64_t part = kMaxPanels * kPanel;
+    if (deep_) part = round_up(kKeptBytes / depth_, part);
+    for (int64_t n = job_.n_begin; n < job_.n_end; n += part)
+      columns(rows, first, line_tiles, row_tiles, n, job_.n_end - n < part ? job_.n_end : n + part);
+  }
+
+  // The same, of columns [begin, end).
+  void columns(const Rows& rows, int64_t first, int64_t line_tiles, int64_t row_tiles, int64_t begin, int64_t end) {
+    // A lone panel takes four tiles of rows at once; two by two tiles need the fewest loads for their products.
+    const int64_t rows_at_once = end - begin <= kPanel ? kMaxTiles : 2;
+    for (int64_t tile = 0; tile < row_tiles; tile += rows_at_once) {
+      const int64_t at_once = row_tiles - tile < rows_at_once ? row_tiles - tile : rows_at_once;
+      int64_t row[kMaxTiles];
+      for (int64_t r = 0; r < at_once; ++r) {
+        const int64_t in_line = (tile + r) % line_tiles * tile_rows_, last = rows.line - tile_rows_;
+        row[r] = (tile + r) / line_tiles * rows.line + (in_line < last ? in_line : last);
+        tiles_.a[r] = rows.row(row[r]);
+        row[r] += first;
       }
-      n += panels * kPanel;
+      // Four panels give whole cache lines of codes.
+      for (int64_t n = begin; n < end; n += kMaxPanels * kPanel) {
+        const int64_t count = end - n < kMaxPanels * kPanel ? end - n : kMaxPanels * kPanel;
+        tile_rows_by_panels(row, at_once, n, count);
+      }
     }
   }
 
+  // `at_once` tiles of rows, which begin at these rows of the job, by `columns` columns, up to four panels of them.
+  void tile_rows_by_panels(const int64_t* row, int64_t at_once, int64_t n, int64_t columns) {
+    const int64_t panels = (columns + kPanel - 1) / kPanel, panels_at_once = kMaxTiles / at_once;
+    if (prepared_ != n) {
+      fast_ = to_codes_ && prepare_codes(packed_, ep_, n, columns, &codes_);
+      if (fast_) repeat(panels, &codes_);
+      prepared_ = n;
+    }
+    for (int64_t p = 0; p < panels; p += panels_at_once) {
+      tiles_.b = packed_.panel(n / kPanel + p) + job_.group_begin * kStep;
+      tiles_.start = fast_ ? codes_.constant + p * kPanel : nullptr;
+      const int64_t count = panels - p < panels_at_once ? panels - p : panels_at_once;
+      (deep_ ? kKernels<true> : kKernels<false>)[at_once][count](tiles_, panels, sums_ + p * kPanel);
+    }
+    for (int64_t r = 0; r < at_once; ++r) store(sums_ + r * kAmxRows * panels * kPanel, row[r], n, columns, panels);
+  }
+
   // One tile of rows, from `row` of the job on.
-  void store(const int32_t* sums, int64_t row, int64_t n, int64_t columns, int64_t panels, bool fast) const {
-    if (fast) {
+  void store(const int32_t* sums, int64_t row, int64_t n, int64_t columns, int64_t panels) const {
+    if (fast_) {
       auto* out = static_cast<uint8_t*>(ep_.out) + row * ep_.out_stride + n - ep_.out_column;
       return kStoreCodes[panels](sums, tile_rows_, codes_, out);
     }
@@ -361,11 +392,14 @@ class Product {
   const Packed& packed_;
   const Epilogue& ep_;
   int64_t depth_;  // codes of a row to sum over
+  bool deep_;      // rows that fill much of the first-level cache; those of a walk overlap there
   bool to_codes_;
   Codes codes_;
   Tiles tiles_;
   int64_t places_[kMaxChunks];
   int64_t tile_rows_ = 0;
+  int64_t prepared_ = -1;  // the column that `codes_` begins with
+  bool fast_ = false;      // whether they serve there
   alignas(64) int32_t sums_[(2 * kAmxRows + 1) * kMaxPanels * kPanel];
 };
 
