@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip
 TORCH  := torch==2.13.0
 TRITON := triton==3.9.0
-PYTEST := $(BIN)/python -m pytest
-# The native tests need only a compiler and CMake, from the system or from .venv.
 JOBS   := $(shell getconf _NPROCESSORS_ONLN)
+# A process a core, and threads that sleep while they wait for work: those of the other processes need the core.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+# The native tests need only a compiler and CMake, from the system or from .venv.
 CMAKE  := PATH="$(CURDIR)/$(BIN):$$PATH" cmake
 
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.h')
@@ -23,7 +24,7 @@ $(VENV)/tools.done: Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --upgrade pip
 	$(PIP) install --quiet $(TORCH) numpy "scikit-build-core>=0.10" cmake ninja
-	$(PIP) install --quiet pytest hypothesis ruff mypy safetensors typer rich jinja2 onnx onnxscript onnxruntime
+	$(PIP) install --quiet pytest pytest-xdist hypothesis ruff mypy safetensors typer rich jinja2 onnx onnxscript onnxruntime
 	$(PIP) install --quiet --no-deps $(TRITON)
 	touch $@
 
@@ -63,7 +64,7 @@ check: $(VENV)/package.done ## format, lint, types, a case of every fast test: u
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) -q --sample 1 -m "not slow and not real" --ignore tests/cuda
+	$(PYTEST) -q --dist worksteal --sample 1 -m "not slow and not real" --ignore tests/cuda
 
 format: $(VENV)/tools.done ## format the code
 	$(BIN)/ruff format .
