@@ -373,7 +373,7 @@ def test_loading_reaches_a_compiled_module(case: tuple[nn.Module, nn.Module, Ten
 
 def in_full(twin: nn.Module, x: Tensor) -> Tensor:
     """What the module gives when it hands over all arguments, as it does the first time that it meets a grid."""
-    twin._bound = twin._met = None
+    twin._met, twin._bound = (), None
     return twin(x)
 
 
@@ -397,6 +397,19 @@ def test_a_bound_call_gives_what_a_call_in_full_gives(case: tuple[nn.Module, nn.
             q = zp.quantize_per_tensor(values, 0.02 + 0.01 * i, i - 5, zp.qint8)
             assert_follows(twin, q)
             assert len((twin._bound or (0, {}))[1]) <= twin.MOST_BOUND
+
+
+def test_grids_that_are_met_in_turn_are_bound(case: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    _, twin, x = case
+    twin.scale = twin.scale  # nothing is bound
+    grids = [(0.03, 120, zp.quint8), (0.05, -10, zp.qint8), (0.05, -11, zp.qint8)]
+    inputs = [zp.quantize_per_tensor(x.dequantize(), *grid) for grid in grids]
+    expected = [in_full(twin, q) for q in inputs]
+    for _ in range(3):
+        for q, y in zip(inputs, expected, strict=True):
+            assert torch.equal(twin(q), y)
+    if backends.is_native():
+        assert len(twin._bound[1]) == len(grids)
 
 
 def test_a_grid_that_is_met_once_is_not_bound(case: tuple[nn.Module, nn.Module, Tensor]) -> None:

@@ -511,10 +511,10 @@ class BoundModule(WeightedModule, GridModule):
 
     DERIVED: ClassVar[tuple[str, ...]] = ("_bound", "_met")
     MOST_BOUND: ClassVar[int] = 8
-    """Grids of the input that are kept bound."""
+    """Grids of the input that are kept bound, and that count as met."""
 
     _bound: tuple[list[tuple[str, Tensor | None, int]], dict[InputGrid, BoundCall]] | None = None
-    _met: InputGrid | None = None
+    _met: tuple[InputGrid, ...] = ()
 
     def _bind(self, x: QTensor, weight: Tensor, columns: ColumnBuffers, out: OutputGrid) -> Tensor:
         """What the operator takes beside codes and weights, for inputs on the grid of ``x``."""
@@ -537,9 +537,9 @@ class BoundModule(WeightedModule, GridModule):
                 return call
         else:
             calls = {}
-        if self._met == met:
+        if met in self._met:
             return self._bind_to(x, met, calls if len(calls) < self.MOST_BOUND else {})
-        self.__dict__["_met"] = met
+        self.__dict__["_met"] = (met, *self._met[: self.MOST_BOUND - 1])
         return None
 
     def _bind_to(self, x: QTensor, met: InputGrid, calls: dict[InputGrid, BoundCall]) -> BoundCall | None:
