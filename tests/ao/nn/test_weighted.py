@@ -373,7 +373,7 @@ def test_loading_reaches_a_compiled_module(case: tuple[nn.Module, nn.Module, Ten
 
 def in_full(twin: nn.Module, x: Tensor) -> Tensor:
     """What the module gives when it hands over all arguments, as it does the first time that it meets a grid."""
-    twin._met, twin._bound = (), None
+    twin._met, twin._bound = (), {}
     return twin(x)
 
 
@@ -381,7 +381,7 @@ def assert_follows(twin: nn.Module, x: Tensor) -> None:
     """What is bound gives what a call in full gives, and it is not the code of zero everywhere."""
     seen = [twin(x) for _ in range(3)]
     if backends.is_native():
-        assert (x.codes().dtype, x.scale, x.zero_point) in twin._bound[1]
+        assert (x.codes().dtype, x.scale, x.zero_point) in twin._bound
     expected = in_full(twin, x)
     assert expected.int_repr().unique().numel() > 1
     for y in seen:
@@ -396,7 +396,7 @@ def test_a_bound_call_gives_what_a_call_in_full_gives(case: tuple[nn.Module, nn.
         for i in range(twin.MOST_BOUND + 3):
             q = zp.quantize_per_tensor(values, 0.02 + 0.01 * i, i - 5, zp.qint8)
             assert_follows(twin, q)
-            assert len((twin._bound or (0, {}))[1]) <= twin.MOST_BOUND
+            assert len(twin._bound) <= twin.MOST_BOUND
 
 
 def test_grids_that_are_met_in_turn_are_bound(case: tuple[nn.Module, nn.Module, Tensor]) -> None:
@@ -409,15 +409,15 @@ def test_grids_that_are_met_in_turn_are_bound(case: tuple[nn.Module, nn.Module, 
         for q, y in zip(inputs, expected, strict=True):
             assert torch.equal(twin(q), y)
     if backends.is_native():
-        assert len(twin._bound[1]) == len(grids)
+        assert len(twin._bound) == len(grids)
 
 
 def test_a_grid_that_is_met_once_is_not_bound(case: tuple[nn.Module, nn.Module, Tensor]) -> None:
     _, twin, x = case
-    before = twin._bound
+    before = dict(twin._bound)
     for i in range(5):
         twin(zp.quantize_per_tensor(x.dequantize(), 0.1 + 0.01 * i, 7, zp.quint8))
-    assert twin._bound is before
+    assert twin._bound == before
 
 
 @pytest.mark.parametrize("name", ["weight", "weight_scale", "weight_zero_point", "bias", "scale", "zero_point"])
@@ -466,6 +466,55 @@ def test_a_bound_call_in_many_threads_while_the_weights_change() -> None:
             twin._buffers["weight"] = weights[i % 2].int_repr()
         assert all(result.result() for result in results)
     assert torch.equal(twin(q), wanted[1])
+
+
+@pytest.mark.skipif(not backends.is_native(), reason="only native calls are bound")
+@pytest.mark.parametrize("change", ["bias", "scale", "stride"])
+def test_what_another_thread_changes_while_a_call_is_bound_is_followed(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(1, 3, 9, 9)
+    twin = quantized_twin(layer, x)
+    first, second = (zp.quantize_per_tensor(x, 0.03, zero, zp.quint8) for zero in (120, 90))
+    for q in (first, first, second):
+        twin(q)
+    assert len(twin._bound) == 1
+    bind = type(twin)._bind
+
+    def bind_late(self: Any, *args: Any) -> Tensor:
+        """What is bound is made, and then another thread is faster."""
+        arguments = bind(self, *args)
+        if change == "bias":
+            self._buffers["bias"].add_(1.0)
+        elif change == "scale":
+            self.scale = 2 * self.scale
+        else:
+            self.stride = (2, 2)
+        return arguments
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(twin), "_bind", bind_late)
+        twin(second)
+    for q in (first, second):
+        seen = twin(q)
+        assert torch.equal(seen, in_full(twin, q))
+
+
+def test_an_input_on_another_device_is_no_bound_call(case: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    _, twin, x = case
+    shape = twin(x).shape
+    elsewhere = zp.QTensor.from_codes(x.codes().to("meta"), x.scale, x.zero_point)
+    y = twin(elsewhere)
+    assert (y.shape, y.device.type) == (shape, "meta")
+
+
+def test_parameters_load_by_assignment(case: tuple[nn.Module, nn.Module, Tensor]) -> None:
+    _, twin, x = case
+    state = {name: nn.Parameter(value, requires_grad=False) for name, value in twin.state_dict().items()}
+    other = fresh(twin)
+    other.load_state_dict(state, assign=True)
+    assert torch.equal(other(x), twin(x))
+    assert not list(other.parameters())
 
 
 def test_a_traced_module_calls_the_operator_that_every_backend_has(case: tuple[nn.Module, nn.Module, Tensor]) -> None:

@@ -55,6 +55,9 @@ ColumnBuffers = tuple[Tensor, Tensor, Tensor | None]
 BoundCall = tuple[Tensor, Tensor, Tensor, tuple[QDtype, float, int]]
 """Weight, packed weight and bound arguments for one grid of the input; dtype, scale and zero point of the output."""
 
+SeenBuffers = list[tuple[str, Tensor | None, int]]
+"""Buffers by name, and how often each was written to."""
+
 REFUSALS = (RuntimeError, ValueError, IndexError)
 """What operators over plain tensors raise on an input that does not fit: see ``WeightedModule._explain``."""
 
@@ -184,6 +187,9 @@ class QuantizedModule(nn.Module):
                 raise ValueError(f"{prefix}{name} must be finite and above 0, got {value}")
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
+        for name in self._buffers:
+            if isinstance(state_dict.get(prefix + name), nn.Parameter):  # which cannot be assigned to a buffer
+                state_dict[prefix + name] = state_dict[prefix + name].detach()
         self._adapt_state(state_dict, prefix)
         self._refuse_float_weights(state_dict, prefix)
         self._refuse_impossible_scales(state_dict, prefix)
@@ -205,7 +211,7 @@ class GridModule(QuantizedModule):
 
     DERIVED: ClassVar[tuple[str, ...]] = ("_grid_seen", "_grids")
     _grids: dict[str, OutputGrid]
-    _grid_seen: tuple[Tensor, int, Tensor, int] | None = None
+    _grid_seen: tuple[Tensor, int, Tensor, int, dict[str, OutputGrid]] | None = None
 
     def _init_grid(self, scale: float | Tensor, zero_point: int | Tensor, dtype: Any = None) -> None:
         """Registers the grid. ``dtype`` is the quantized dtype of the output; None: that of the input."""
@@ -266,7 +272,7 @@ class GridModule(QuantizedModule):
     def _derive_grid(self) -> None:
         """Reads the numbers of the forward pass off the buffers."""
         scale, zero_point = self._counted("scale"), self._counted("zero_point")
-        seen = (scale, _version(scale), zero_point, _version(zero_point))
+        scale_version, zero_version = _version(scale), _version(zero_point)
         grids: dict[str, OutputGrid] = {}
         if not (scale.is_meta or zero_point.is_meta):
             step, zero = float(scale), int(zero_point)
@@ -275,9 +281,9 @@ class GridModule(QuantizedModule):
                 out = declared or qdtype
                 if out.qmin <= zero <= out.qmax:
                     grids[qdtype.name] = (step, zero, *self._code_bounds(step, zero, out), out)
-        # Whole, and what says that it is there last: another thread may be in a forward pass.
+        # Compilers watch the former. The latter is one object, as another thread may be in a forward pass.
         self._grids = grids
-        self._grid_seen = seen
+        self._grid_seen = (scale, scale_version, zero_point, zero_version, grids)
 
     def _code_bounds(self, scale: float, zero_point: int, qdtype: QDtype) -> tuple[int, int]:
         low, high = qdtype.qmin, qdtype.qmax
@@ -291,17 +297,20 @@ class GridModule(QuantizedModule):
         """The grid of the output for an input of this dtype."""
         if self._grid_seen is None:
             self._derive_grid()
-        elif not torch.compiler.is_compiling():
-            scale, scale_version, zero_point, zero_version = self._grid_seen
+        if torch.compiler.is_compiling():
+            grids = self._grids
+        else:
+            scale, scale_version, zero_point, zero_version, grids = cast(Any, self._grid_seen)
             buffers = self._buffers
             if (
                 buffers["scale"] is not scale
                 or buffers["zero_point"] is not zero_point
-                or _version(scale) != scale_version
-                or _version(zero_point) != zero_version
+                or _version(cast(Tensor, scale)) != scale_version
+                or _version(cast(Tensor, zero_point)) != zero_version
             ):
                 self._derive_grid()
-        found = self._grids.get(input_dtype.name)
+                grids = cast(Any, self._grid_seen)[4]
+        found = grids.get(input_dtype.name)
         if found is None:
             raise ValueError(
                 f"{self._where()} has zero_point {self.zero_point}, which is no code of {input_dtype}: "
@@ -506,14 +515,16 @@ class BoundModule(WeightedModule, GridModule):
 
     Grids, and the arrays that the kernel makes of them, are the same in every call whose input lies on the same grid.
     The second time that a grid is met they are bound: made once, as one tensor that stands for a dozen arguments. What
-    is bound holds as long as the buffers are the same and no attribute is assigned.
+    is bound holds as long as the buffers are the same, none is written to, and no attribute is assigned. A write that
+    torch does not count (through ``.data``, a numpy view, a collective of gloo) is followed by ``load_state_dict``,
+    ``set_weight_bias`` or any assignment to the module.
     """
 
     DERIVED: ClassVar[tuple[str, ...]] = ("_bound", "_met")
     MOST_BOUND: ClassVar[int] = 8
     """Grids of the input that are kept bound, and that count as met."""
 
-    _bound: tuple[list[tuple[str, Tensor | None, int]], dict[InputGrid, BoundCall]] | None = None
+    _bound: dict[InputGrid, tuple[SeenBuffers, BoundCall]] | None = None
     _met: tuple[InputGrid, ...] = ()
 
     def _bind(self, x: QTensor, weight: Tensor, columns: ColumnBuffers, out: OutputGrid) -> Tensor:
@@ -522,51 +533,55 @@ class BoundModule(WeightedModule, GridModule):
 
     def _bound_call(self, x: QTensor) -> BoundCall | None:
         """The bound call for inputs on the grid of ``x``; None: the operator is to be called with all arguments."""
-        if _is_watched() or type(x._codes) is not Tensor:
+        codes = x._codes
+        if _is_watched() or type(codes) is not Tensor or not codes.is_cpu:
             return None
-        met = (x._codes.dtype, x.scale, x.zero_point)
-        if self._bound is not None:
-            seen, calls = self._bound
+        met = (codes.dtype, x.scale, x.zero_point)
+        found = None if self._bound is None else self._bound.get(met)
+        if found is not None:
+            seen, call = found
             buffers = self._buffers
             for name, buffer, version in seen:
                 if buffers[name] is not buffer or (buffer is not None and buffer._version != version):
-                    calls = {}
                     break
-            call = calls.get(met)
-            if call is not None:
+            else:
                 return call
-        else:
-            calls = {}
         if met in self._met:
-            return self._bind_to(x, met, calls if len(calls) < self.MOST_BOUND else {})
+            return self._bind_to(x, met)
         self.__dict__["_met"] = (met, *self._met[: self.MOST_BOUND - 1])
         return None
 
-    def _bind_to(self, x: QTensor, met: InputGrid, calls: dict[InputGrid, BoundCall]) -> BoundCall | None:
-        """Binds the call for inputs on the grid of ``x``, which is ``met``, beside other ``calls`` that still hold."""
-        # What was seen comes first, and what is made of it then: where another thread writes meanwhile, the next call
-        # finds that what was seen has changed.
-        seen: list[tuple[str, Tensor | None, int]] = []
+    def _bind_to(self, x: QTensor, met: InputGrid) -> BoundCall | None:
+        """Binds the call for inputs on the grid of ``x``, which is ``met``."""
+        # Another thread may write to a buffer, or assign an attribute. So what was seen of the buffers comes first, and
+        # what is made of them then: the next call finds that they have changed. And what is made goes to where it was
+        # to go before: an assignment has put another dictionary there.
+        bound = self._bound
+        if bound is None:
+            bound = self.__dict__["_bound"] = {}
+        seen: SeenBuffers = []
         for name in ("weight", "weight_scale", "weight_zero_point", "bias", "scale", "zero_point"):
             buffer = None if self._buffers[name] is None else self._counted(name)
             seen.append((name, buffer, 0 if buffer is None else buffer._version))
         weight, _, packed = self._weight_and_packed()
-        if packed is None or not packed.is_cpu or not x._codes.is_cpu or not is_native():
+        if packed is None or not packed.is_cpu or not is_native():
             return None
         scale, zero_point, bias = (buffer for _, buffer, _ in seen[1:4])
         out = self._output_grid(x.qdtype)
-        bound = self._bind(x, weight, (cast(Tensor, scale), cast(Tensor, zero_point), bias), out)
-        call = (weight, packed, bound, (out[4], out[0], out[1]))
-        self.__dict__["_bound"] = seen, {**calls, met: call}
+        arguments = self._bind(x, weight, (cast(Tensor, scale), cast(Tensor, zero_point), bias), out)
+        call = (weight, packed, arguments, (out[4], out[0], out[1]))
+        if len(bound) >= self.MOST_BOUND:
+            bound.clear()
+        bound[met] = seen, call
         return call
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        self.__dict__["_bound"] = None
+        self.__dict__["_bound"] = {}
 
     def _derive(self) -> None:
         super()._derive()
-        self.__dict__["_bound"] = None
+        self.__dict__["_bound"] = {}
 
 
 class DynamicModule(WeightedModule):
