@@ -25,6 +25,8 @@ inline Parallel torch_parallel() {
           }};
 }
 
+inline Tensor contiguous_of(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
+
 // Numbers in error messages: a list, and the shape of a tensor.
 template <class Numbers>
 std::string text_of(const Numbers& numbers, const char* brackets = "[]") {

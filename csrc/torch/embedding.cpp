@@ -13,18 +13,16 @@ namespace {
 using embedding::Mode;
 using embedding::Table;
 
-Tensor dense(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
-
 Tensor integers(const Tensor& x, const char* name) {
   STD_TORCH_CHECK(x.is_cpu() && (x.scalar_type() == ScalarType::Long || x.scalar_type() == ScalarType::Int),
                   "embedding: ", name, " must be int32 or int64 on the CPU");
-  return dense(x.scalar_type() == ScalarType::Long ? x : torch::stable::to(x, ScalarType::Long));
+  return contiguous_of(x.scalar_type() == ScalarType::Long ? x : torch::stable::to(x, ScalarType::Long));
 }
 
 Tensor reals(const Tensor& x, int64_t count, const char* name) {
   STD_TORCH_CHECK(x.is_cpu() && x.scalar_type() == ScalarType::Float && x.numel() == count, "embedding: ", name,
                   " must hold ", count, " float32 numbers on the CPU, got ", x.numel());
-  return dense(x);
+  return contiguous_of(x);
 }
 
 // The table, and the memory that it reads.
@@ -41,7 +39,7 @@ Operands prepare(const Tensor& indices, const Tensor& weight, const Tensor& scal
   STD_TORCH_CHECK(weight.is_cpu() && weight.scalar_type() == ScalarType::Byte && weight.dim() == 2 && columns >= 0 &&
                       weight.size(1) == (bits == 8 ? columns : (columns + 1) / 2),
                   "embedding: weight must be a uint8 CPU tensor with rows of ", columns, " codes of ", bits, " bits");
-  Operands o{dense(weight), reals(scale, weight.size(0), "scale"), reals(zero_point, weight.size(0), "zero_point"),
+  Operands o{contiguous_of(weight), reals(scale, weight.size(0), "scale"), reals(zero_point, weight.size(0), "zero_point"),
              integers(indices, "indices"), {}};
   o.table.codes = static_cast<const uint8_t*>(o.weight.const_data_ptr());
   o.table.scale = static_cast<const float*>(o.scale.const_data_ptr());

@@ -15,8 +15,6 @@ namespace zeropoint::binding {
 
 using Ints = std::span<const int64_t>;
 
-inline Tensor contiguous_of(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
-
 inline bool is_codes(ScalarType dtype) { return dtype == ScalarType::Char || dtype == ScalarType::Byte; }
 
 inline Tensor empty_bytes(int64_t size) {

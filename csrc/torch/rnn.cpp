@@ -15,15 +15,13 @@ namespace {
 
 using rnn::Mode;
 
-Tensor dense(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
-
 void check_reals(const Tensor& x, const char* name) {
   STD_TORCH_CHECK(x.is_cpu() && x.scalar_type() == ScalarType::Float, "recurrent_dynamic: ", name,
                   " must be a float32 CPU tensor");
 }
 
 Tensor copy_of(const Tensor& x) {
-  const Tensor from = dense(x);
+  const Tensor from = contiguous_of(x);
   Tensor to = torch::stable::new_empty(from, from.sizes());
   if (from.numel()) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<size_t>(from.numel()) * sizeof(float));
   return to;
@@ -61,7 +59,7 @@ void prepare(Operands& operands, const char* name, int64_t rows, int64_t columns
   STD_TORCH_CHECK((scale.numel() == 1 || scale.numel() == rows) && zero_point.numel() == scale.numel(),
                   "recurrent_dynamic: ", name, " needs one scale and zero point, or one a row, got ", scale.numel(),
                   " and ", zero_point.numel());
-  const Tensor scales = dense(scale), zeros = dense(zero_point);
+  const Tensor scales = contiguous_of(scale), zeros = contiguous_of(zero_point);
   const auto* scale_data = static_cast<const float*>(scales.const_data_ptr());
   const auto* zero_data = static_cast<const int32_t*>(zeros.const_data_ptr());
   bool shifted = false;
@@ -83,7 +81,7 @@ void prepare(Operands& operands, const char* name, int64_t rows, int64_t columns
     check_reals(*bias, "a bias");
     STD_TORCH_CHECK(bias->numel() == rows, "recurrent_dynamic: a bias must hold ", rows, " numbers, got ",
                     bias->numel());
-    operands.bias_given = dense(*bias);
+    operands.bias_given = contiguous_of(*bias);
     operands.projection.bias = static_cast<const float*>(operands.bias_given.const_data_ptr());
   }
   const Isa isa = active_isa();
@@ -93,7 +91,7 @@ void prepare(Operands& operands, const char* name, int64_t rows, int64_t columns
     operands.packed_given = *packed;
     return;
   }
-  operands.weight = dense(weight);
+  operands.weight = contiguous_of(weight);
   operands.packed_now = gemm::pack(isa, static_cast<const int8_t*>(operands.weight.const_data_ptr()), columns, rows,
                                    columns, parallel);
   const bool fits = gemm::view(operands.packed_now.data(), static_cast<int64_t>(operands.packed_now.size()), isa, rows,
@@ -109,7 +107,7 @@ std::vector<int64_t> sizes_of(const Tensor& x, const std::optional<Tensor>& batc
   }
   STD_TORCH_CHECK(batch_sizes->is_cpu() && batch_sizes->scalar_type() == ScalarType::Long && batch_sizes->dim() == 1,
                   "recurrent_dynamic: batch_sizes must be a 1-D int64 CPU tensor");
-  const Tensor sizes = dense(*batch_sizes);
+  const Tensor sizes = contiguous_of(*batch_sizes);
   const auto* data = static_cast<const int64_t*>(sizes.const_data_ptr());
   std::vector<int64_t> values(data, data + sizes.numel());
   int64_t total = 0, last = batch;
@@ -169,7 +167,7 @@ std::tuple<Tensor, Tensor, Tensor> recurrent_dynamic(
     call.output = &output.projection;
   }
 
-  const Tensor rows = dense(x);
+  const Tensor rows = contiguous_of(x);
   Tensor h_after = copy_of(h), c_after = torch::stable::new_empty(h, {0});
   if (call.mode == Mode::lstm) {
     STD_TORCH_CHECK(c.has_value(), "recurrent_dynamic: LSTM needs cell states c");

@@ -500,6 +500,16 @@ def test_what_another_thread_changes_while_a_call_is_bound_is_followed(
         assert torch.equal(seen, in_full(twin, q))
 
 
+def test_a_grid_that_the_output_cannot_have_is_named_once_in_every_call(
+    case: tuple[nn.Module, nn.Module, Tensor],
+) -> None:
+    _, twin, x = case
+    twin._init_grid(0.1, 300)
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"^quantized \w+ has zero_point 300, which is no code of"):
+            twin(x)
+
+
 def test_an_input_on_another_device_is_no_bound_call(case: tuple[nn.Module, nn.Module, Tensor]) -> None:
     _, twin, x = case
     shape = twin(x).shape

@@ -4,13 +4,15 @@
 * :class:`GridModule` has an output grid, ``scale`` and ``zero_point``: buffers, read as a float and an int;
 * :class:`WeightedModule` has integer weights, a float bias and the packed weights that the kernels read, and says in
   its own words what they refuse;
-* :class:`DynamicModule` is one that takes and gives float tensors.
+* :class:`CodesModule` has both: it gives its operator the numbers of its weights and of two grids;
+* :class:`BoundModule` is one that binds these numbers once for many calls;
+* :class:`DynamicModule` has weights and takes and gives float tensors.
 
 The numbers and the packed weights that a forward pass uses are derived from the buffers: when a module is made, moved,
-loaded, copied or unpickled, and whenever a forward pass finds that a buffer was replaced or written to. So they cannot
-be stale, and a forward pass does not wait for a device.
+loaded, copied or unpickled, and whenever a forward pass finds that a buffer was replaced or written to. So they follow
+every write that torch counts, and a forward pass does not wait for a device.
 
-May import: ``dtypes``, ``grid``, ``tensor``, ``ops.quantize`` (dtypes of reals).
+May import: ``dtypes``, ``grid``, ``tensor``, ``ops.quantize`` (dtypes of reals), ``backends.cpu`` (whether it is native).
 """
 
 from __future__ import annotations
@@ -35,7 +37,6 @@ from zeropoint.tensor import QTensor
 __all__ = [
     "REFUSALS",
     "BoundModule",
-    "ColumnBuffers",
     "DynamicModule",
     "GridModule",
     "OutputGrid",
@@ -49,11 +50,11 @@ OutputGrid = tuple[float, int, int, int, QDtype]
 InputGrid = tuple[torch.dtype, float, int]
 """Dtype of the codes, scale and zero point of what a module is given."""
 
-ColumnBuffers = tuple[Tensor, Tensor, Tensor | None]
-"""Scales and zero points of the weights, and the bias."""
-
 BoundCall = tuple[Tensor, Tensor, Tensor, tuple[QDtype, float, int]]
 """Weight, packed weight and bound arguments for one grid of the input; dtype, scale and zero point of the output."""
+
+SeenGrid = tuple[Tensor, int, Tensor, int, dict[str, OutputGrid]]
+"""Scale and zero point, how often each was written to, and the grids of the output by the input's dtype."""
 
 SeenBuffers = list[tuple[str, Tensor | None, int]]
 """Buffers by name, and how often each was written to."""
@@ -209,9 +210,8 @@ class GridModule(QuantizedModule):
     rectifier: str | None = None
     """``"relu"`` or ``"relu6"`` when the module clamps what it computes, else None."""
 
-    DERIVED: ClassVar[tuple[str, ...]] = ("_grid_seen", "_grids")
-    _grids: dict[str, OutputGrid]
-    _grid_seen: tuple[Tensor, int, Tensor, int, dict[str, OutputGrid]] | None = None
+    DERIVED: ClassVar[tuple[str, ...]] = ("_grid_seen",)
+    _grid_seen: SeenGrid | None = None
 
     def _init_grid(self, scale: float | Tensor, zero_point: int | Tensor, dtype: Any = None) -> None:
         """Registers the grid. ``dtype`` is the quantized dtype of the output; None: that of the input."""
@@ -281,8 +281,7 @@ class GridModule(QuantizedModule):
                 out = declared or qdtype
                 if out.qmin <= zero <= out.qmax:
                     grids[qdtype.name] = (step, zero, *self._code_bounds(step, zero, out), out)
-        # Compilers watch the former. The latter is one object, as another thread may be in a forward pass.
-        self._grids = grids
+        # One object, as another thread may be in a forward pass.
         self._grid_seen = (scale, scale_version, zero_point, zero_version, grids)
 
     def _code_bounds(self, scale: float, zero_point: int, qdtype: QDtype) -> tuple[int, int]:
@@ -297,19 +296,17 @@ class GridModule(QuantizedModule):
         """The grid of the output for an input of this dtype."""
         if self._grid_seen is None:
             self._derive_grid()
-        if torch.compiler.is_compiling():
-            grids = self._grids
-        else:
-            scale, scale_version, zero_point, zero_version, grids = cast(Any, self._grid_seen)
+        scale, scale_version, zero_point, zero_version, grids = cast(SeenGrid, self._grid_seen)
+        if not torch.compiler.is_compiling():
             buffers = self._buffers
             if (
                 buffers["scale"] is not scale
                 or buffers["zero_point"] is not zero_point
-                or _version(cast(Tensor, scale)) != scale_version
-                or _version(cast(Tensor, zero_point)) != zero_version
+                or _version(scale) != scale_version
+                or _version(zero_point) != zero_version
             ):
                 self._derive_grid()
-                grids = cast(Any, self._grid_seen)[4]
+                grids = cast(SeenGrid, self._grid_seen)[4]
         found = grids.get(input_dtype.name)
         if found is None:
             raise ValueError(
@@ -387,6 +384,8 @@ class WeightedModule(QuantizedModule):
         """
         if type(error) not in REFUSALS:
             raise error  # of memory, or of what traces: neither is about the input
+        if str(error).startswith(self._where()):
+            raise error  # in words of the module already
         self._refuse_dtype(x, error)
         shape, size = tuple(x.shape), getattr(self, self.INPUT_SIZE)
         if self.RANK:
@@ -510,7 +509,21 @@ class WeightedModule(QuantizedModule):
                 self._buffers[name] = buffer.new_empty(value.shape)
 
 
-class BoundModule(WeightedModule, GridModule):
+class CodesModule(WeightedModule, GridModule):
+    """A layer from codes to codes: the numbers of its operator are those of its weights and of two grids."""
+
+    def _arguments(self, x: QTensor, out: OutputGrid, *window: Any) -> tuple[Any, ...]:
+        """What the operator takes between codes and packed weights, for inputs on the grid of ``x``.
+
+        ``window`` says how one goes over the input, in the operator's order; a linear layer has none.
+        """
+        scale, zero_point, low, high, qdtype = out
+        buffers = self._buffers
+        weight = (buffers["weight"], buffers["weight_scale"], buffers["weight_zero_point"], buffers["bias"])
+        return (x.scale, x.zero_point, *weight, *window, scale, zero_point, low, high, qdtype.storage)
+
+
+class BoundModule(CodesModule):
     """A layer from codes to codes, which binds what its operator takes beside the input.
 
     Grids, and the arrays that the kernel makes of them, are the same in every call whose input lies on the same grid.
@@ -527,7 +540,7 @@ class BoundModule(WeightedModule, GridModule):
     _bound: dict[InputGrid, tuple[SeenBuffers, BoundCall]] | None = None
     _met: tuple[InputGrid, ...] = ()
 
-    def _bind(self, x: QTensor, weight: Tensor, columns: ColumnBuffers, out: OutputGrid) -> Tensor:
+    def _bind(self, x: QTensor, out: OutputGrid) -> Tensor:
         """What the operator takes beside codes and weights, for inputs on the grid of ``x``."""
         raise NotImplementedError
 
@@ -566,10 +579,8 @@ class BoundModule(WeightedModule, GridModule):
         weight, _, packed = self._weight_and_packed()
         if packed is None or not packed.is_cpu or not is_native():
             return None
-        scale, zero_point, bias = (buffer for _, buffer, _ in seen[1:4])
         out = self._output_grid(x.qdtype)
-        arguments = self._bind(x, weight, (cast(Tensor, scale), cast(Tensor, zero_point), bias), out)
-        call = (weight, packed, arguments, (out[4], out[0], out[1]))
+        call = (weight, packed, self._bind(x, out), (out[4], out[0], out[1]))
         if len(bound) >= self.MOST_BOUND:
             bound.clear()
         bound[met] = seen, call

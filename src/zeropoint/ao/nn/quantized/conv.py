@@ -15,7 +15,6 @@ from zeropoint.ao.nn._registry import static_twin_of
 from zeropoint.ao.nn.quantized._base import (
     REFUSALS,
     BoundModule,
-    ColumnBuffers,
     GridModule,
     OutputGrid,
     WeightedModule,
@@ -135,25 +134,14 @@ class _ConvNd(ConvWeights, BoundModule):
             dilation below 1.
     """
 
-    def _bind(self, x: QTensor, weight: Tensor, columns: ColumnBuffers, out: OutputGrid) -> Tensor:
-        scale, zero_point, low, high, qdtype = out
-        pairs = self._padding_pairs
-        return torch.ops.zeropoint.conv_bind.default(  # type: ignore[no-any-return]
-            x._codes.dtype,
-            x.scale,
-            x.zero_point,
-            weight,
-            *columns,
-            self.stride,
-            pairs if self.padding_mode == "zeros" else [0] * len(pairs),
-            self.dilation,
-            self.groups,
-            scale,
-            zero_point,
-            low,
-            high,
-            qdtype.storage,
-        )
+    def _window(self) -> tuple[Any, ...]:
+        """Other values than zeros are padded before the operator."""
+        pairs = self._padding_pairs if self.padding_mode == "zeros" else [0] * len(self._padding_pairs)
+        return self.stride, pairs, self.dilation, self.groups
+
+    def _bind(self, x: QTensor, out: OutputGrid) -> Tensor:
+        arguments = self._arguments(x, out, *self._window())
+        return torch.ops.zeropoint.conv_bind.default(x._codes.dtype, *arguments)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         """A quantized (N, out_channels, spatial) tensor.
@@ -163,42 +151,24 @@ class _ConvNd(ConvWeights, BoundModule):
         """
         if not isinstance(x, QTensor) or x.axis is not None:
             self._refuse(x)
-        codes, pairs = x._codes, self._padding_pairs
+        codes = x._codes
         batched = codes.dim() != self.RANK + 1
         if not batched:
             codes = codes.unsqueeze(0)
         try:
             if self.padding_mode != "zeros":
-                codes, pairs = pad_codes(codes, pairs, self.padding_mode), [0] * len(pairs)
+                codes = pad_codes(codes, self._padding_pairs, self.padding_mode)
             bound = self._bound_call(x)
             if bound is not None:
-                weight, packed, arguments, grid = bound
-                out = torch.ops.zeropoint.conv_bound.default(codes, weight, packed, arguments)
+                weight, packed, bytes_, grid = bound
+                out = torch.ops.zeropoint.conv_bound.default(codes, weight, packed, bytes_)
                 return make_qtensor(out if batched else out.squeeze(0), *grid)
-            scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
-            buffers = self._buffers
-            out = torch.ops.zeropoint.conv.default(
-                codes,
-                x.scale,
-                x.zero_point,
-                buffers["weight"],
-                buffers["weight_scale"],
-                buffers["weight_zero_point"],
-                buffers["bias"],
-                self.stride,
-                pairs,
-                self.dilation,
-                self.groups,
-                scale,
-                zero_point,
-                low,
-                high,
-                qdtype.storage,
-                self._packed_weight(),
-            )
+            out_grid = self._output_grid(x.qdtype)
+            arguments = self._arguments(x, out_grid, *self._window())
+            out = torch.ops.zeropoint.conv.default(codes, *arguments, self._packed_weight())
         except REFUSALS as error:
             self._explain(error, x)
-        return make_qtensor(out if batched else out.squeeze(0), qdtype, scale, zero_point)
+        return make_qtensor(out if batched else out.squeeze(0), out_grid[4], out_grid[0], out_grid[1])
 
     @classmethod
     def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> _ConvNd:

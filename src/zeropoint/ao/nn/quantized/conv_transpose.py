@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from zeropoint.ao.nn._registry import static_twin_of
 from zeropoint.ao.nn._weight_norm import effective_weight
-from zeropoint.ao.nn.quantized._base import REFUSALS, GridModule, WeightedModule
+from zeropoint.ao.nn.quantized._base import REFUSALS, CodesModule, GridModule, WeightedModule
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid, require_class
 from zeropoint.ao.nn.quantized._weights import join_weight
 from zeropoint.dtypes import as_qdtype
@@ -198,7 +198,7 @@ class TransposedWeights(WeightedModule):
         self.set_weight_bias(weight, bias)
 
 
-class _ConvTransposeNd(TransposedWeights, GridModule):
+class _ConvTransposeNd(TransposedWeights, CodesModule):
     """Transposed convolution from codes to codes: int8 weights, exact integer sums, one rounding at the end.
 
     The arguments are those of the float module. The input is a per-tensor qint8 or quint8 tensor (N, C, spatial) or
@@ -233,32 +233,15 @@ class _ConvTransposeNd(TransposedWeights, GridModule):
         batched = codes.dim() != self.RANK + 1
         if not batched:
             codes = codes.unsqueeze(0)
-        scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
-        buffers = self._buffers
+        grid = self._output_grid(x.qdtype)
         try:
-            out = torch.ops.zeropoint.conv_transpose.default(
-                codes,
-                x.scale,
-                x.zero_point,
-                buffers["weight"],
-                buffers["weight_scale"],
-                buffers["weight_zero_point"],
-                buffers["bias"],
-                self.stride,
-                self.padding,
-                self._output_padding(output_size, codes),
-                self.dilation,
-                self.groups,
-                scale,
-                zero_point,
-                low,
-                high,
-                qdtype.storage,
-                self._packed_weight(),
-            )
+            output_padding = self._output_padding(output_size, codes)
+            window = (self.stride, self.padding, output_padding, self.dilation, self.groups)
+            arguments = self._arguments(x, grid, *window)
+            out = torch.ops.zeropoint.conv_transpose.default(codes, *arguments, self._packed_weight())
         except REFUSALS as error:
             self._explain(error, x)
-        return make_qtensor(out if batched else out.squeeze(0), qdtype, scale, zero_point)
+        return make_qtensor(out if batched else out.squeeze(0), grid[4], grid[0], grid[1])
 
     @classmethod
     def from_float(cls, mod: nn.Module, use_precomputed_fake_quant: bool = False) -> _ConvTransposeNd:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zeropoint.ao.nn._registry import static_twin_of
-from zeropoint.ao.nn.quantized._base import REFUSALS, BoundModule, ColumnBuffers, OutputGrid
+from zeropoint.ao.nn.quantized._base import REFUSALS, BoundModule, OutputGrid
 from zeropoint.ao.nn.quantized._from_float import calibrated_weight, output_grid, require_class
 from zeropoint.dtypes import as_qdtype, qint8
 from zeropoint.tensor import QTensor, make_qtensor
@@ -64,20 +64,9 @@ class Linear(BoundModule):
     def _pack(self, weight: Tensor) -> Tensor:
         return torch.ops.zeropoint.linear_pack.default(weight)  # type: ignore[no-any-return]
 
-    def _bind(self, x: QTensor, weight: Tensor, columns: ColumnBuffers, out: OutputGrid) -> Tensor:
-        scale, zero_point, low, high, qdtype = out
-        return torch.ops.zeropoint.linear_bind.default(  # type: ignore[no-any-return]
-            x._codes.dtype,
-            x.scale,
-            x.zero_point,
-            weight,
-            *columns,
-            scale,
-            zero_point,
-            low,
-            high,
-            qdtype.storage,
-        )
+    def _bind(self, x: QTensor, out: OutputGrid) -> Tensor:
+        arguments = self._arguments(x, out)
+        return torch.ops.zeropoint.linear_bind.default(x._codes.dtype, *arguments)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         """A quantized (..., out_features) tensor.
@@ -90,29 +79,13 @@ class Linear(BoundModule):
         try:
             bound = self._bound_call(x)
             if bound is not None:
-                weight, packed, arguments, out = bound
-                codes = torch.ops.zeropoint.linear_bound.default(x._codes, weight, packed, arguments)
-                return make_qtensor(codes, *out)
-            scale, zero_point, low, high, qdtype = self._output_grid(x.qdtype)
-            buffers = self._buffers
-            codes = torch.ops.zeropoint.linear.default(
-                x._codes,
-                x.scale,
-                x.zero_point,
-                buffers["weight"],
-                buffers["weight_scale"],
-                buffers["weight_zero_point"],
-                buffers["bias"],
-                scale,
-                zero_point,
-                low,
-                high,
-                qdtype.storage,
-                self._packed_weight(),
-            )
+                weight, packed, bytes_, grid = bound
+                return make_qtensor(torch.ops.zeropoint.linear_bound.default(x._codes, weight, packed, bytes_), *grid)
+            out = self._output_grid(x.qdtype)
+            codes = torch.ops.zeropoint.linear.default(x._codes, *self._arguments(x, out), self._packed_weight())
         except REFUSALS as error:
             self._explain(error, x)
-        return make_qtensor(codes, qdtype, scale, zero_point)
+        return make_qtensor(codes, out[4], out[0], out[1])
 
     def extra_repr(self) -> str:
         return (
