@@ -12,7 +12,7 @@ The numbers and the packed weights that a forward pass uses are derived from the
 loaded, copied or unpickled, and whenever a forward pass finds that a buffer was replaced or written to. So they follow
 every write that torch counts, and a forward pass does not wait for a device.
 
-May import: ``dtypes``, ``grid``, ``tensor``, ``ops.quantize`` (dtypes of reals), ``backends.cpu`` (whether it is native).
+May import: ``dtypes``, ``grid``, ``tensor``, ``ops.quantize`` (dtypes of reals), ``backends.cpu``.
 """
 
 from __future__ import annotations
